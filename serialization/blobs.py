@@ -1,0 +1,141 @@
+"""Where bytes live: immutable blobs named by their digest, and tiny refs that a swap moves.
+
+`Store` is defined here, where its callers are, and implemented in `sessions/stores`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType, Protocol
+
+from blake3 import blake3
+
+from engine.errors import Corrupt, UnknownFeature
+
+#: "<class>-b3-<64 hex>": the class says how long to keep it, "b3" that the digest is BLAKE3-256.
+BlobId = NewType("BlobId", str)
+
+Bytes = bytes | bytearray | memoryview
+
+_BLOB_ID = re.compile(r"(rows|point|manifest)-b3-[0-9a-f]{64}")
+
+
+class BlobClass(StrEnum):
+    """What a blob is for, which decides its retention: rows are a cache, manifests are not."""
+
+    ROWS = "rows"
+    POINT = "point"
+    MANIFEST = "manifest"
+
+
+def blob_id(cls: BlobClass, data: Bytes) -> BlobId:
+    """The name of `data`: a digest of the stored (encoded) bytes."""
+    return BlobId(f"{cls}-b3-{blake3(data).hexdigest()}")
+
+
+def parse_blob_id(text: str) -> BlobId:
+    """`text` as a blob id. Raises Corrupt when it is none, UnknownFeature for another digest."""
+    if _BLOB_ID.fullmatch(text):
+        return BlobId(text)
+    if re.fullmatch(r"[a-z]+-[a-z0-9]+-[0-9a-f]{32,128}", text):
+        raise UnknownFeature(f"blob id of an unknown class or digest: {text[:24]}…")
+    raise Corrupt(f"not a blob id: {text[:40]!r}")
+
+
+def blob_class(blob: BlobId) -> BlobClass:
+    return BlobClass(blob.partition("-")[0])
+
+
+def verify_blob(blob: BlobId, data: Bytes) -> None:
+    """Raises Corrupt unless `data` is what `blob` names."""
+    if blob_id(blob_class(blob), data) != blob:
+        raise Corrupt(f"blob {short(blob)}: the stored bytes are not those that were written")
+
+
+def short(blob: BlobId) -> str:
+    """A blob id for people."""
+    cls, _, digest = blob.split("-")
+    return f"{cls}-{digest[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """One stored blob: `nbytes` as stored, `age` in seconds since it was last put."""
+
+    blob: BlobId
+    nbytes: int
+    age: float
+
+
+class Store(Protocol):
+    """Blobs and refs of one tenant.
+
+    Blobs are immutable and named by their bytes. Refs are small named values (at most 64 KiB) and
+    `swap` is the only commit: all blobs that a ref's value names are put before it. Names of refs are
+    '/'-separated words of [A-Za-z0-9._-]; a store never turns them into paths.
+    """
+
+    def put(self, cls: BlobClass, data: Bytes) -> BlobId:
+        """Store `data` durably, or renew the age of the same blob if it is there already.
+
+        Raises StoreFull, StoreUnavailable. After an error no partial blob is visible.
+        """
+        ...
+
+    def get(self, blob: BlobId) -> bytes:
+        """The bytes of `blob`, digest verified. Raises BlobMissing, Corrupt, StoreUnavailable."""
+        ...
+
+    def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
+        """Which of `blobs` are there now. A hint: no save relies on it alone."""
+        ...
+
+    def list_blobs(self) -> Iterator[BlobInfo]: ...
+
+    def delete_blob(self, blob: BlobId, older_than: float) -> bool:
+        """Delete `blob` if its age is at least `older_than` seconds, atomically. True if it is gone by this."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The value of a ref, or None. Raises IndexDamaged, StoreUnavailable."""
+        ...
+
+    def read_many(self, names: Sequence[str]) -> tuple[bytes | None, ...]: ...
+
+    def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """(name, value) of every ref whose name starts with `prefix`, sorted by name."""
+        ...
+
+    def swap(
+        self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
+    ) -> bool:
+        """Set ref `name` to `new` if it is `old` now (None: absent); durable when it returns.
+
+        With `guard` = (other name, value), only while that ref has that value, in the same atomic step.
+        False, and nothing changed, when either comparison fails.
+        """
+        ...
+
+    def now(self) -> float:
+        """Seconds since the epoch by the store's own clock, so that leases agree between machines."""
+        ...
+
+    def usage(self) -> int:
+        """Bytes that the store occupies for this tenant: blobs, refs and index."""
+        ...
+
+    def check_index(self) -> tuple[str, ...]:
+        """Problems of the store's own index, a line each; empty when it is sound."""
+        ...
+
+    def rebuild(self, refs: Mapping[str, bytes]) -> None:
+        """Replace every ref of this tenant by `refs`. A damaged index is set aside, not deleted.
+
+        Blobs can be listed and read while the index is damaged.
+        """
+        ...
+
+    def close(self) -> None: ...
