@@ -1,0 +1,66 @@
+# Everything a person types starts here. Each target does all of its own set-up, from nothing, without root:
+# a virtual environment in this folder, the pinned packages, and (where needed) the models.
+#
+#   make demo       a real conversation, saved, ended, and resumed in another process
+#   make test       the tests
+#   make check      format, lint, types, floors
+#   make test-all   the tests with the slow ones
+#   make bench      figures, one JSON line each
+#   make docs       regenerate the command line's reference
+#   make clean      forget what was built here (models and sessions stay)
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+JOBS   ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+.DELETE_ON_ERROR:
+.PHONY: help setup models demo test test-all check bench docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+# An environment of an older Python, or one whose Python is gone, is made anew.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "tenuto: there is no '$(PYTHON)' here; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tenuto: Python 3.11 or newer is needed, and %s is %d.%d; say make PYTHON=/path/to/python3" % (sys.executable, sys.version_info[0], sys.version_info[1]))'
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  echo "making the virtual environment $(VENV)"; \
+	  $(PYTHON) -m venv --clear $(VENV) || { echo "tenuto: '$(PYTHON) -m venv' failed (on Debian and Ubuntu it comes with the package python3-venv)" >&2; exit 2; }; \
+	fi
+	@echo "installing the pinned packages into $(VENV) (some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . --group dev
+	@touch $@
+
+models: $(STAMP)
+	@$(BIN)/tenuto --quiet pull smollm2 gemma3-270m
+
+demo: $(STAMP)
+	@$(BIN)/python -m benchmarks.demo
+
+test: models
+	$(PYTEST) -m "not slow"
+
+test-all: models
+	$(PYTEST)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: models
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m cli.docs > docs/cli.md
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
