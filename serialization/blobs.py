@@ -70,6 +70,15 @@ class BlobInfo:
     age: float
 
 
+@dataclass(frozen=True, slots=True)
+class StrayInfo:
+    """A leftover of a write that never finished: no blob id names it, and nothing reads it."""
+
+    name: str
+    nbytes: int
+    age: float
+
+
 class Store(Protocol):
     """Blobs and refs of one tenant.
 
@@ -97,6 +106,14 @@ class Store(Protocol):
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         """Delete `blob` if its age is at least `older_than` seconds, atomically. True if it is gone by this."""
+        ...
+
+    def list_stray(self) -> Iterator[StrayInfo]:
+        """What crashed writes left behind."""
+        ...
+
+    def sweep(self, older_than: float) -> int:
+        """Delete the strays whose age is at least `older_than` seconds. Returns how many."""
         ...
 
     def read(self, name: str) -> bytes | None:
