@@ -136,6 +136,18 @@ class Store(Protocol):
         """
         ...
 
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        """Set refs without comparing, in one step: for hints (the prefix index) whose loss harms nothing.
+
+        Need not be durable when it returns.
+        """
+        ...
+
+    @property
+    def rows_expire(self) -> bool:
+        """Whether rows may vanish by age here, so that a missing one is a miss and not damage."""
+        ...
+
     def now(self) -> float:
         """Seconds since the epoch by the store's own clock, so that leases agree between machines."""
         ...
