@@ -37,7 +37,14 @@ class StoreConfig:
     attempts: int = 5  # of a read or put, while the store cannot be reached
 
     def __post_init__(self) -> None:
-        for name in ("max_blob", "busy_timeout", "connect_timeout", "reply_timeout", "replica_timeout", "attempts"):
+        for name in (
+            "max_blob",
+            "busy_timeout",
+            "connect_timeout",
+            "reply_timeout",
+            "replica_timeout",
+            "attempts",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"store setting {name} must be above 0")
         for name, ttl in (("rows_ttl", self.rows_ttl), ("manifest_ttl", self.manifest_ttl)):
@@ -73,7 +80,9 @@ def tenant_key(tenant: str) -> str:
 def check_ref_name(name: str) -> None:
     """Raises NameRefused unless `name` is '/'-separated words of [A-Za-z0-9._-], none '.' or '..'."""
     words = name.split("/")
-    if len(name) > MAX_REF_NAME or not all(_WORD.fullmatch(word) and word not in (".", "..") for word in words):
+    if len(name) > MAX_REF_NAME or not all(
+        _WORD.fullmatch(word) and word not in (".", "..") for word in words
+    ):
         raise NameRefused(f"not a ref name: {name[:40]!r} (words of A-Z a-z 0-9 . _ - between slashes)")
 
 
@@ -106,6 +115,12 @@ def seal(name: str, value: Bytes) -> bytes:
 
 def unseal(name: str, sealed: object) -> bytes:
     """The value of a kept ref. Raises IndexDamaged unless it is what was written under this name."""
-    if not isinstance(sealed, bytes) or len(sealed) < SEAL_NBYTES or seal(name, sealed[SEAL_NBYTES:]) != sealed:
-        raise IndexDamaged(f"ref {name[:80]}: the index does not hold what was written (check --repair rebuilds it)")
+    if (
+        not isinstance(sealed, bytes)
+        or len(sealed) < SEAL_NBYTES
+        or seal(name, sealed[SEAL_NBYTES:]) != sealed
+    ):
+        raise IndexDamaged(
+            f"ref {name[:80]}: the index does not hold what was written (check --repair rebuilds it)"
+        )
     return sealed[SEAL_NBYTES:]

@@ -88,7 +88,8 @@ class MemoryStore:
         with self._held.lock:
             now = self._clock()
             found = [
-                BlobInfo(blob, len(data), max(0.0, now - then)) for blob, (data, then) in self._held.blobs.items()
+                BlobInfo(blob, len(data), max(0.0, now - then))
+                for blob, (data, then) in self._held.blobs.items()
             ]
         return iter(found)
 

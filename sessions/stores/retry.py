@@ -1,0 +1,102 @@
+"""A store that tries again while the one beneath cannot be reached."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from engine.errors import StoreUnavailable
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
+
+T = TypeVar("T")
+
+
+class RetryingStore:
+    """Repeats what may be repeated: everything but `swap` and `rebuild`.
+
+    A swap whose answer was lost may have taken effect, and only the store beneath can find out.
+    A repeated delete may answer False for a blob that its first attempt did delete. An error with
+    `permanent` among its details is not tried again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attempts: int = 5,
+        first: float = 0.05,
+        ceiling: float = 2.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Waits `first` seconds after the first failure, then twice as long each time up to `ceiling`,
+        each wait shortened by a random part of up to a half so that many clients do not come at once."""
+        self._store = store
+        self._attempts = attempts
+        self._first = first
+        self._ceiling = ceiling
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self._store!r})"
+
+    def put(self, cls: BlobClass, data: Bytes) -> BlobId:
+        return self._try(lambda: self._store.put(cls, data))
+
+    def get(self, blob: BlobId) -> bytes:
+        return self._try(lambda: self._store.get(blob))
+
+    def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
+        return self._try(lambda: self._store.has(blobs))
+
+    def list_blobs(self) -> Iterator[BlobInfo]:
+        return iter(self._try(lambda: list(self._store.list_blobs())))
+
+    def delete_blob(self, blob: BlobId, older_than: float) -> bool:
+        return self._try(lambda: self._store.delete_blob(blob, older_than))
+
+    def list_stray(self) -> Iterator[StrayInfo]:
+        return iter(self._try(lambda: list(self._store.list_stray())))
+
+    def sweep(self, older_than: float) -> int:
+        return self._try(lambda: self._store.sweep(older_than))
+
+    def read(self, name: str) -> bytes | None:
+        return self._try(lambda: self._store.read(name))
+
+    def read_many(self, names: Sequence[str]) -> tuple[bytes | None, ...]:
+        return self._try(lambda: self._store.read_many(names))
+
+    def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        return iter(self._try(lambda: list(self._store.list_refs(prefix))))
+
+    def swap(
+        self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
+    ) -> bool:
+        return self._store.swap(name, old, new, guard)
+
+    def now(self) -> float:
+        return self._try(self._store.now)
+
+    def usage(self) -> int:
+        return self._try(self._store.usage)
+
+    def check_index(self) -> tuple[str, ...]:
+        return self._try(self._store.check_index)
+
+    def rebuild(self, refs: Mapping[str, bytes]) -> None:
+        self._store.rebuild(refs)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _try(self, act: Callable[[], T]) -> T:
+        for attempt in range(self._attempts - 1):
+            try:
+                return act()
+            except StoreUnavailable as error:
+                if error.details.get("permanent"):
+                    raise
+                wait = min(self._first * 2**attempt, self._ceiling)
+                self._sleep(wait * random.uniform(0.5, 1.0))
+        return act()
