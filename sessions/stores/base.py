@@ -102,6 +102,12 @@ def check_swap(name: str, old: bytes | None, new: bytes | None, guard: tuple[str
             raise LimitExceeded(f"ref {name}: {len(value):,} bytes, at most {MAX_REF_NBYTES:,} are allowed")
 
 
+def check_refs(refs: Mapping[str, bytes]) -> None:
+    """Raises NameRefused or LimitExceeded for any of `refs`."""
+    for name, value in refs.items():
+        check_swap(name, None, value, None)
+
+
 def check_blob_size(nbytes: int, config: StoreConfig) -> None:
     """Raises LimitExceeded for a blob beyond the limit, before any room is made for it."""
     if nbytes > config.max_blob:

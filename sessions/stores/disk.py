@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo
-from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_swap, tenant_key
+from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_refs, check_swap, tenant_key
 from sessions.stores.blobtree import BlobTree, age_of, create_tree, stat_entry, unlink_old
 from sessions.stores.folder import (
     FOLDER_FLAGS,
@@ -124,6 +124,14 @@ class DiskStore:
         check_swap(name, old, new, guard)
         return self._index.swap(name, old, new, guard)
 
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        check_refs(refs)
+        self._index.hint(refs)
+
+    @property
+    def rows_expire(self) -> bool:
+        return False
+
     def now(self) -> float:
         """This machine's clock: a folder is for the processes of one machine."""
         return time.time()
@@ -141,8 +149,7 @@ class DiskStore:
         return self._index.check()
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
-        for name, value in refs.items():
-            check_swap(name, None, value, None)
+        check_refs(refs)
         self._index.rebuild(refs)
 
     def close(self) -> None:

@@ -90,6 +90,17 @@ class RefIndex:
                 connection.execute("DELETE FROM refs WHERE name = ?", (name,))
             return True
 
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        """Sets `refs` in one transaction without waiting for the device: the next swap's fsync covers it."""
+        with self._using() as connection:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                with _transaction(connection):
+                    rows = ((name, seal(name, value)) for name, value in refs.items())
+                    connection.executemany("INSERT OR REPLACE INTO refs VALUES (?, ?)", rows)
+            finally:
+                connection.execute("PRAGMA synchronous = FULL")
+
     def check(self) -> tuple[str, ...]:
         """Problems, a line each. Raises StoreUnavailable where the index cannot even be tried."""
         try:

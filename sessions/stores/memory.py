@@ -24,6 +24,7 @@ from sessions.stores.base import (
     check_blob_size,
     check_prefix,
     check_ref_name,
+    check_refs,
     check_swap,
     seal,
     tenant_key,
@@ -137,6 +138,15 @@ class MemoryStore:
                 del self._held.refs[name]
             return True
 
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        check_refs(refs)
+        with self._held.lock:
+            self._held.refs.update((name, seal(name, value)) for name, value in refs.items())
+
+    @property
+    def rows_expire(self) -> bool:
+        return False
+
     def now(self) -> float:
         return self._clock()
 
@@ -157,8 +167,7 @@ class MemoryStore:
         return tuple(problems)
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
-        for name, value in refs.items():
-            check_swap(name, None, value, None)
+        check_refs(refs)
         with self._held.lock:
             self._held.aside.append(dict(self._held.refs))
             self._held.refs.clear()

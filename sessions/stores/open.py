@@ -11,7 +11,6 @@ from serialization.blobs import Store
 from sessions.stores.base import StoreConfig, check_tenant
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
-from sessions.stores.retry import RetryingStore
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+]+:")
 

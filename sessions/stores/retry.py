@@ -75,6 +75,13 @@ class RetryingStore:
     ) -> bool:
         return self._store.swap(name, old, new, guard)
 
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        self._try(lambda: self._store.hint(refs))
+
+    @property
+    def rows_expire(self) -> bool:
+        return self._store.rows_expire
+
     def now(self) -> float:
         return self._try(self._store.now)
 
