@@ -1,0 +1,95 @@
+"""What commands open: the store, the session manager, a model. Each once, and closed at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import platformdirs
+
+from cli.output import Output
+
+# torch takes a second to import: `--help` and shell completion do without it.
+if TYPE_CHECKING:
+    from engine.runner import Engine
+
+    from cli.options import EngineOptions
+    from serialization.blobs import Store
+    from sessions.manager import SessionManager
+
+
+@dataclass(slots=True)
+class Flags:
+    """What -q and --debug said, wherever on the line they stood."""
+
+    quiet: bool = False
+    debug: bool = False
+
+
+class App:
+    """One command's view of the floors below. `out` is how it speaks."""
+
+    def __init__(self, out: Output, url: str | None = None) -> None:
+        self.out = out
+        self.url = url or str(default_store())
+        self._store: Store | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    @property
+    def store(self) -> Store:
+        """Raises StoreUnavailable, UsageError for a URL that names no store."""
+        from sessions.stores.open import open_store
+
+        if self._store is None:
+            self._store = open_store(self.url)
+        return self._store
+
+    def manager(
+        self, engine: Engine | None = None, policy: Mapping[str, Any] | None = None
+    ) -> SessionManager:
+        from sessions.manager import SessionManager
+        from sessions.policy import Policy
+
+        return SessionManager(self.store, engine, Policy.from_mapping(dict(policy or {})))
+
+    def engine(self, options: EngineOptions, session: str | None = None) -> Engine:
+        """The model asked for; failing that, the one that `session` was made with, then smollm2.
+
+        Raises ModelNotFound, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing.
+        """
+        from cli.loading import load
+
+        manifest = self.manager().manifest(session) if session is not None else None
+        return load(options, manifest, self.out)
+
+
+def default_store() -> Path:
+    """Where conversations live if nothing else is said."""
+    return platformdirs.user_data_path("tenuto") / "sessions"
+
+
+def cache_folder() -> Path:
+    """What can be fetched or computed again: models, tokenizers, and which model a digest means."""
+    return platformdirs.user_cache_path("tenuto")
+
+
+def models_folder() -> Path:
+    """Where fetched models are kept; TENUTO_MODELS names another place."""
+    chosen = os.environ.get("TENUTO_MODELS")
+    return Path(chosen).expanduser() if chosen else cache_folder() / "models"

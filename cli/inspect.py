@@ -1,0 +1,103 @@
+"""`tenuto inspect`: what a session is made of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.app import App
+from cli.arguments import session_argument
+from cli.options import with_app
+from cli.output import moment, size
+from serialization.blobs import short
+
+if TYPE_CHECKING:
+    from serialization.manifest import Manifest
+    from serialization.refs import ChunkRef
+
+
+@click.command()
+@session_argument
+@with_app
+def inspect(app: App, session: str) -> None:
+    """Print the manifest of SESSION: its fingerprint, layout, chunks, checkpoints, edge and sampler.
+
+    With --json also every token id and the name of every blob.
+    """
+    manifest = app.manager().manifest(session)
+    if app.out.as_json:
+        app.out.data(_as_data(manifest))
+        return
+    for key, value in _facts(manifest):
+        app.out.text(f"{key:<14}{value}")
+    for half, values in (
+        ("meaning", manifest.fingerprint.meaning),
+        ("making", manifest.fingerprint.making),
+    ):
+        app.out.text()
+        app.out.text(f"fingerprint, {half}")
+        for field, fact in sorted(values.items()):
+            app.out.text(f"  {field} = {fact}")
+    app.out.text()
+    rows = [[str(i), f"{c.start:,}", f"{c.stop:,}", _blobs(c)] for i, c in enumerate(manifest.chunks)]
+    app.out.table([">CHUNK", ">FROM", ">TO", "BLOBS"], rows)
+
+
+def _facts(manifest: Manifest) -> list[tuple[str, str]]:
+    origin = manifest.forked_from
+    blobs = list(manifest.blobs())
+    return [
+        ("session", manifest.session),
+        ("generation", str(manifest.generation)),
+        ("saved", moment(manifest.updated)),
+        ("forked from", f"{origin.session} at {origin.length:,} tokens" if origin else "-"),
+        ("model", manifest.model),
+        ("template", manifest.template or "-"),
+        ("tokens", f"{manifest.length:,}"),
+        ("rows", ", ".join(f"[{s.start:,}, {s.stop:,}) {s.provenance}" for s in manifest.spans) or "-"),
+        ("layout", _layout(manifest)),
+        ("blobs", f"{len(blobs)}, {size(sum(ref.nbytes for ref in blobs))}"),
+        ("checkpoints", ", ".join(f"{point.position:,}" for point in manifest.checkpoints) or "-"),
+        ("edge", type(manifest.edge).__name__ if manifest.edge is not None else "-"),
+        ("sampler", _sampler(manifest)),
+        ("features", ", ".join(manifest.features) or "-"),
+    ]
+
+
+def _layout(manifest: Manifest) -> str:
+    """Parts of equal shape together: `30 × token k bf16 (3, 64)`."""
+    specs = sorted((spec.kind, spec.name, spec.dtype, spec.shape) for spec in manifest.layout)
+    groups = ((key, len(list(group))) for key, group in groupby(specs))
+    return "; ".join(
+        f"{count} × {kind} {name} {dtype} {shape}" for (kind, name, dtype, shape), count in groups
+    )
+
+
+def _sampler(manifest: Manifest) -> str:
+    sampler = manifest.sampler
+    return (
+        f"temperature {sampler.temperature:g}, top-k {sampler.top_k}, top-p {sampler.top_p:g}, "
+        f"min-p {sampler.min_p:g}, repeat penalty {sampler.repeat_penalty:g}, seed {sampler.seed}"
+    )
+
+
+def _blobs(chunk: ChunkRef) -> str:
+    return ", ".join(f"{b.kind} {short(b.ref.blob)} {size(b.ref.nbytes)}" for b in chunk.blobs)
+
+
+def _as_data(manifest: Manifest) -> dict[str, Any]:
+    data = {key: _plain(getattr(manifest, key)) for key in type(manifest).__dataclass_fields__}
+    return {**data, "length": manifest.length}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: _plain(item) for key, item in asdict(value).items()}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,59 @@
+"""From what was said about a model to a running engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.app import cache_folder
+from cli.fetching import fetch_with_progress
+from cli.known import KnownModels
+from cli.options import EngineOptions
+from cli.output import Output
+
+if TYPE_CHECKING:
+    from engine.runner import Engine
+
+    from serialization.manifest import Manifest
+
+DEFAULT_MODEL = "smollm2"
+
+#: settings that decide what stored rows mean; a resume takes them from the session if nothing else is said
+_INHERITED = ("type_k", "type_v")
+
+
+def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engine:
+    """The engine for `options`; what they leave open is taken from the session, if there is one.
+
+    Raises ModelNotFound, DownloadFailed, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing.
+    """
+    from engine.loader import load_engine
+
+    from engine.config import EngineConfig
+
+    known = KnownModels(cache_folder() / "known-models.json")
+    model, template = options.model, options.chat_template
+    config = dict(options.config)
+    if manifest is not None:
+        meaning = manifest.fingerprint.meaning
+        if model is None:
+            model = known.model(str(meaning.get("weights")))
+        if template is None:
+            template = known.template(manifest.template)
+        config = {**{key: meaning[key] for key in _INHERITED if key in meaning}, **config}
+    model = model or DEFAULT_MODEL
+    engine = load_engine(locate(model, out), EngineConfig.from_mapping(config), template)
+    known.remember(
+        str(engine.fingerprint.meaning.get("weights")),
+        model,
+        engine.template.digest if engine.template is not None else None,
+        template,
+    )
+    return engine
+
+
+def locate(model: str, out: Output) -> str:
+    """The path of `model`; one of the catalogue is fetched first, if it is not there yet."""
+    from engine.weights.catalog import CATALOG
+
+    return str(fetch_with_progress(model, out)) if model in CATALOG else str(Path(model).expanduser())

@@ -1,0 +1,114 @@
+"""`tenuto`: the command line. Here, and nowhere else, errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from cli.app import Flags
+from cli.chat import chat
+from cli.check import check
+from cli.completion import completion
+from cli.export import export
+from cli.fork import fork
+from cli.gc import gc
+from cli.import_ import import_
+from cli.inspect import inspect
+from cli.load import load
+from cli.ls import ls
+from cli.models import models
+from cli.options import debug_option, quiet_option
+from cli.output import one_line
+from cli.pull import pull
+from cli.rename import rename
+from cli.resume import resume
+from cli.rewind import rewind
+from cli.rm import rm
+from cli.run import run
+from cli.save import save
+from cli.show import show
+from engine.errors import TenutoError
+
+#: Beside those of the error classes (engine/errors.py).
+INTERRUPTED = 130
+
+COMMANDS = (
+    chat,
+    run,
+    resume,
+    save,
+    load,
+    ls,
+    show,
+    fork,
+    rewind,
+    rename,
+    rm,
+    export,
+    import_,
+    inspect,
+    check,
+    gc,
+    pull,
+    models,
+    completion,
+)
+
+
+class Ordered(click.Group):
+    """Lists its commands in the order that they are met in, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=Ordered, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tenuto", prog_name="tenuto")
+@quiet_option
+@debug_option
+def tenuto() -> None:
+    """Conversations with a language model that survive: close one today, and it goes on tomorrow
+    without reading its past again.
+
+    Start with `tenuto chat`; come back with `tenuto chat -c`.
+    """
+
+
+for _command in COMMANDS:
+    tenuto.add_command(_command)
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line. Returns its exit code; an error is one line on stderr."""
+    flags = Flags()
+    try:
+        code = tenuto.main(list(arguments), prog_name="tenuto", standalone_mode=False, obj=flags)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except TenutoError as error:
+        return _fail(error, str(error), error.exit_code, flags)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{where}{error.strerror or error}", TenutoError.exit_code, flags)
+    except Exception as error:
+        text = f"a bug of ours, {type(error).__name__}: {error} (--debug shows where)"
+        return _fail(error, text, TenutoError.exit_code, flags)
+
+
+def _fail(error: Exception, text: str, code: int, flags: Flags) -> int:
+    sys.stdout.flush()
+    if flags.debug:
+        traceback.print_exception(error)
+    print(f"tenuto: {one_line(text)}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    sys.exit(execute(sys.argv[1:]))

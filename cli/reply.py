@@ -1,0 +1,91 @@
+"""One streamed reply: shown as it comes, stopped by Ctrl-C, never lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from cli.output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from engine.runner import Piece
+
+_LEAVE = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Signals during a reply. Ctrl-C asks it to stop; a closed terminal or SIGTERM asks it to stop and
+    then ends the program, after the reply was kept and saved. A second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.leave: int | None = None
+        self._before: dict[int, object] = {}
+
+    def asked(self) -> bool:
+        """Whether the reply should end now."""
+        return self.stop
+
+    def __enter__(self) -> Self:
+        self.stop = False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, *_LEAVE):
+                self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() itself returned
+        self._before.clear()
+
+    def _caught(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.stop:
+            raise KeyboardInterrupt
+        self.stop = True
+        if number != signal.SIGINT:
+            self.leave = number
+
+    def leave_if_asked(self) -> None:
+        if self.leave is not None:
+            raise click.exceptions.Exit(128 + self.leave)
+
+
+def leave_on_hangup() -> None:
+    """Outside a reply, a closed terminal or SIGTERM unwinds the program, so that all is closed in order."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _LEAVE:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise click.exceptions.Exit(128 + number)
+
+
+def show(pieces: Iterator[Piece], out: Output) -> tuple[str, str | None]:
+    """Print a reply as it comes. Returns its text and why it ended. If the terminal goes away, the
+    reply is closed, which keeps and saves it, before the error goes on."""
+    text: list[str] = []
+    finish = None
+    with closing(_as_generator(pieces)) as stream:
+        for piece in stream:
+            text.append(piece.text)
+            finish = piece.finish
+            if not out.as_json:
+                out.stream(piece.text)
+    if not out.as_json:
+        out.stream("\n")
+    return "".join(text), finish
+
+
+def _as_generator(pieces: Iterator[Piece]) -> Generator[Piece]:
+    yield from pieces

@@ -1,0 +1,77 @@
+"""`tenuto run`: one prompt, one answer, nothing kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+
+import click
+
+from cli.loading import load
+from cli.options import EngineOptions, SamplingOptions, engine_options, sampling_options, with_output
+from cli.output import Output
+from cli.reply import show
+from engine.errors import UsageError
+
+
+@click.command()
+@click.argument("prompt", required=False, metavar="[PROMPT|-]")
+@click.option("--system", metavar="TEXT", help="What the conversation begins with.")
+@click.option("--raw", is_flag=True, help="Complete the text as it stands, without a chat template.")
+@engine_options
+@sampling_options
+@with_output
+def run(
+    out: Output,
+    prompt: str | None,
+    system: str | None,
+    raw: bool,
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Answer PROMPT (from stdin without one, or for `-`) and leave. Nothing is stored.
+
+    A model with a chat template answers as in a chat, unless --raw; a base model completes the text.
+    """
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError("nothing to answer: give a prompt, or pipe one in")
+    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    assert text is not None
+    _answer(out, text, system, raw, engine, sampling)
+
+
+def _answer(
+    out: Output, text: str, system: str | None, raw: bool, options: EngineOptions, sampling: SamplingOptions
+) -> None:
+    from engine.state import SamplerParams
+
+    engine = load(options, None, out)
+    seq = engine.create(SamplerParams(**sampling.for_new()))
+    template = None if raw else engine.template
+    if template is None:
+        if system is not None:
+            raise UsageError("--system needs a chat template, and this completes text")
+        ids = engine.tokenizer.with_bos(engine.tokenizer.encode(text))
+    else:
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        ids = engine.tokenizer.encode_pieces(template.render(messages))
+    started = time.perf_counter()
+    engine.feed(seq, ids)
+    read = time.perf_counter() - started
+    with closing(engine):
+        reply, finish = show(engine.generate(seq, sampling.max_tokens, sampling.stop), out)
+        if out.as_json:
+            out.data(
+                {
+                    "model": engine.model_name,
+                    "text": reply,
+                    "finish": finish,
+                    "prompt_tokens": len(ids),
+                    "tokens": engine.length(seq) - len(ids),
+                    "prompt_seconds": read,
+                    "seconds": time.perf_counter() - started,
+                }
+            )
