@@ -34,6 +34,7 @@ class StoreConfig:
     replica_timeout: float = 5.0  # how long a write waits for a replica, where there is one
     rows_ttl: float | None = 30 * _DAY  # rows and points, counted from their last use
     manifest_ttl: float | None = None
+    replicas: int | None = None  # that must have each write; None: one, where the server has any
     attempts: int = 5  # of a read or put, while the store cannot be reached
 
     def __post_init__(self) -> None:
@@ -130,3 +131,20 @@ def unseal(name: str, sealed: object) -> bytes:
             f"ref {name[:80]}: the index does not hold what was written (check --repair rebuilds it)"
         )
     return sealed[SEAL_NBYTES:]
+
+
+def unseal_row(name: object, sealed: object) -> tuple[str, bytes]:
+    """Name and value of a listed ref, both as they came from the index. Raises IndexDamaged."""
+    text = printable(name)
+    try:
+        check_ref_name(text)
+    except NameRefused:
+        raise IndexDamaged(
+            f"the index holds a damaged name: {text[:40]!r} (check --repair rebuilds it)"
+        ) from None
+    return text, unseal(text, sealed)
+
+
+def printable(text: object) -> str:
+    """Bytes that should be ASCII, for people, whatever they are."""
+    return text.decode("ascii", "backslashreplace") if isinstance(text, bytes) else repr(text)

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engine.errors import IndexDamaged, NameRefused, StoreError, StoreFull, StoreUnavailable, UnknownVersion
-from sessions.stores.base import check_ref_name, seal, unseal
+from engine.errors import IndexDamaged, StoreError, StoreFull, StoreUnavailable, UnknownVersion
+from sessions.stores.base import printable, seal, unseal, unseal_row
 from sessions.stores.folder import disk_errors, locked, opened_folder, share_locked, sync_folder
 
 INDEX = "index.sqlite"
@@ -76,7 +76,7 @@ class RefIndex:
                 "SELECT name, sealed FROM refs WHERE name >= ? AND name < ? ORDER BY name",
                 (prefix, prefix + "\x7f"),
             ).fetchall()
-        return [_unseal_row(name, sealed) for name, sealed in rows]
+        return [unseal_row(name, sealed) for name, sealed in rows]
 
     def swap(self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None) -> bool:
         with self._using() as connection, _transaction(connection):
@@ -110,10 +110,10 @@ class RefIndex:
         except IndexDamaged as error:
             return (str(error),)
         # Before SQLite 3.42 a line of integrity_check may hold any bytes of the damaged file.
-        lines = [f"index: {_printable(line)}" for line in found if line != b"ok"]
+        lines = [f"index: {printable(line)}" for line in found if line != b"ok"]
         for name, sealed in rows:
             try:
-                _unseal_row(name, sealed)
+                unseal_row(name, sealed)
             except IndexDamaged as error:
                 lines.append(str(error))
         return tuple(lines)
@@ -260,18 +260,3 @@ def _check_about(connection: sqlite3.Connection) -> None:
 def _read(connection: sqlite3.Connection, name: str) -> bytes | None:
     row = connection.execute("SELECT sealed FROM refs WHERE name = ?", (name,)).fetchone()
     return None if row is None else unseal(name, row[0])
-
-
-def _unseal_row(name: object, sealed: object) -> tuple[str, bytes]:
-    text = _printable(name)
-    try:
-        check_ref_name(text)
-    except NameRefused:
-        raise IndexDamaged(
-            f"the index holds a damaged name: {text[:40]!r} (check --repair rebuilds it)"
-        ) from None
-    return text, unseal(text, sealed)
-
-
-def _printable(text: object) -> str:
-    return text.decode("ascii", "backslashreplace") if isinstance(text, bytes) else repr(text)

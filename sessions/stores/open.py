@@ -11,7 +11,12 @@ from serialization.blobs import Store
 from sessions.stores.base import StoreConfig, check_tenant
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
+from sessions.stores.redis import RedisStore
+from sessions.stores.redis_connect import CLUSTER, PLAIN, SENTINEL
+from sessions.stores.retry import RetryingStore
+from sessions.stores.tiered import CacheTier, TieredStore
 
+_TIER = re.compile(r"(?P<kind>memory|disk)=(?P<size>[^,@]*)(@(?P<folder>[^,]+))?,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+]+:")
 
 
@@ -59,8 +64,38 @@ def _file(url: str, tenant: str, config: StoreConfig) -> Store:
     return DiskStore(unquote(parts.path), tenant, config)
 
 
+def _redis(url: str, tenant: str, config: StoreConfig) -> Store:
+    return RetryingStore(RedisStore(url, tenant, config), config.attempts)
+
+
+def _tiered(url: str, tenant: str, config: StoreConfig) -> Store:
+    """`tiered:memory=SIZE,disk=SIZE@FOLDER,STORE`: quick tiers in their order, then the last store's address."""
+    caches: list[CacheTier] = []
+    rest = url.removeprefix("tiered:")
+    while found := _TIER.match(rest):
+        kind, size, folder = found["kind"], parse_size(found["size"]), found["folder"]
+        if (kind == "disk") != (folder is not None):
+            raise UsageError("a tier is memory=SIZE or disk=SIZE@FOLDER")
+        store = DiskStore(folder, tenant, config) if folder else MemoryStore(tenant=tenant, config=config)
+        caches.append(CacheTier(store, size))
+        rest = rest[found.end() :]
+    if not caches or not rest:
+        raise UsageError(f"a tiered store is tiered:memory=SIZE,disk=SIZE@FOLDER,STORE; got {url!r}")
+    return TieredStore(caches, open_store(rest, tenant, config))
+
+
+def parse_size(text: str) -> int:
+    """'256M' or '2GiB' as bytes; K, M, G and T are powers of 1024. Raises UsageError."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", text)
+    if found is None:
+        raise UsageError(f"not a size: {text!r} (like 256M or 2GiB)")
+    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
+
+
 SCHEMES: dict[str, Callable[[str, str, StoreConfig], Store]] = {
     "disk": _disk,
     "file": _file,
     "memory": _memory,
+    "tiered": _tiered,
+    **dict.fromkeys((*PLAIN, *SENTINEL, *CLUSTER), _redis),
 }

@@ -1,0 +1,336 @@
+"""Sessions on a Redis or Valkey server (one, Sentinel or Cluster), for more than one machine.
+
+    tenuto:{<tenant key>}:b:<blob id>   the blob, one value, with a time to live by its class
+    tenuto:{<tenant key>}:ages          sorted set: blob id -> server time of its last put
+    tenuto:{<tenant key>}:refs          hash: name -> sealed value
+    tenuto:{<tenant key>}:op:<token>    answer of one swap, kept for minutes
+    tenuto:{<tenant key>}:version       b"1"
+
+The braces put all keys of a tenant into one hash slot, so that scripts work in a Cluster too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from redis.cluster import RedisCluster
+from redis.exceptions import RedisError
+
+from engine.errors import BlobMissing, IndexDamaged, StoreUnavailable, UnknownVersion
+from serialization.blobs import (
+    BlobClass,
+    BlobId,
+    BlobInfo,
+    Bytes,
+    StrayInfo,
+    blob_class,
+    blob_id,
+    parse_blob_id,
+    short,
+    verify_blob,
+)
+from sessions.stores import redis_scripts as scripts
+from sessions.stores.base import (
+    StoreConfig,
+    check_blob_size,
+    check_prefix,
+    check_ref_name,
+    check_refs,
+    check_swap,
+    seal,
+    tenant_key,
+    unseal,
+    unseal_row,
+)
+from sessions.stores.redis_connect import connect, redis_error
+
+VERSION = b"1"
+_BATCH = 500
+_OP_TTL = 10 * 60 * 1000  # milliseconds, far beyond the time that a swap is tried again
+_ASIDE_TTL = 30 * 86400 * 1000
+
+
+class RedisStore:
+    """See `serialization.blobs.Store`. `usage` adds up names and values, not the server's overhead."""
+
+    def __init__(
+        self,
+        url: str,
+        tenant: str = "default",
+        config: StoreConfig | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Connects. Raises UsageError, NameRefused, StoreUnavailable, UnknownVersion."""
+        self._config = config or StoreConfig()
+        self._tenant = tenant
+        self._sleep = sleep
+        self._prefix = f"tenuto:{{{tenant_key(tenant)}}}:"
+        self._refs, self._ages = f"{self._prefix}refs", f"{self._prefix}ages"
+        self._client: Any = connect(url, self._config)
+        with _redis_errors():
+            version = self._client.get(f"{self._prefix}version")
+            if version is None:
+                self._client.set(f"{self._prefix}version", VERSION, nx=True)
+            elif version != VERSION:
+                raise UnknownVersion(
+                    f"this Redis store has version {version[:16]!r}; this build reads {VERSION!r}"
+                )
+
+    def __repr__(self) -> str:
+        return f"RedisStore(tenant={self._tenant!r})"
+
+    def put(self, cls: BlobClass, data: Bytes) -> BlobId:
+        view = memoryview(data).cast("B")
+        check_blob_size(view.nbytes, self._config)
+        blob = blob_id(cls, view)
+        keys, ttl = (self._blob(blob), self._ages), self._ttl(cls)
+        with _redis_errors():
+            digest = hashlib.sha1(view, usedforsecurity=False).hexdigest()
+            if not self._client.eval(scripts.RENEW, 2, *keys, blob, ttl, digest):
+                self._client.eval(scripts.PUT, 2, *keys, blob, ttl, bytes(view))
+            self._acknowledge(f"blob {short(blob)}")
+        return blob
+
+    def get(self, blob: BlobId) -> bytes:
+        """Reading renews the blob's time to live, not its age."""
+        key = self._blob(parse_blob_id(blob))
+        ttl = self._ttl(blob_class(blob))
+        with _redis_errors():
+            check_blob_size(self._client.strlen(key), self._config)
+            pipe = self._client.pipeline(transaction=False)
+            pipe.get(key)
+            if ttl:
+                pipe.pexpire(key, ttl)
+            data: bytes | None = pipe.execute()[0]
+        if data is None:
+            raise BlobMissing(f"blob {short(blob)} is not in the store (any more)")
+        verify_blob(blob, data)
+        return data
+
+    def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
+        keys = [self._blob(parse_blob_id(blob)) for blob in blobs]
+        found = self._many("exists", [(key,) for key in keys])
+        return tuple(bool(count) for count in found)
+
+    def list_blobs(self) -> Iterator[BlobInfo]:
+        """By SCAN, so that a lost or evicted set of ages hides nothing; a blob without one counts as new."""
+        seen: set[BlobId] = set()
+        for keys in self._scan(f"{self._blob(BlobId(''))}*"):
+            blobs = [BlobId(key.decode().rpartition(":")[2]) for key in keys]
+            blobs = [blob for blob in dict.fromkeys(blobs) if blob not in seen]
+            seen.update(blobs)
+            asked: list[tuple[str, ...]] = [(self._blob(blob),) for blob in blobs]
+            sizes, there = self._many("strlen", asked), self._many("exists", asked)
+            puts = self._many("zscore", [(self._ages, blob) for blob in blobs])
+            now = self.now()
+            for blob, nbytes, exists, put in zip(blobs, sizes, there, puts, strict=True):
+                if exists:
+                    yield BlobInfo(parse_blob_id(blob), nbytes, 0.0 if put is None else max(0.0, now - put))
+
+    def delete_blob(self, blob: BlobId, older_than: float) -> bool:
+        keys = (self._blob(parse_blob_id(blob)), self._ages)
+        with _redis_errors():
+            return bool(self._client.eval(scripts.DELETE, 2, *keys, blob, repr(float(older_than))))
+
+    def list_stray(self) -> Iterator[StrayInfo]:
+        """None: a value is written as a whole."""
+        return iter(())
+
+    def sweep(self, older_than: float) -> int:
+        """Forgets the ages of blobs that expired; those are no strays and not counted."""
+        with _redis_errors():
+            aged = [(member, score) for member, score in self._client.zscan_iter(self._ages, count=_BATCH)]
+        now = self.now()
+        old = [member for member, score in aged if now - score >= older_than]
+        there = self._many("exists", [(f"{self._prefix}b:{member.decode()}",) for member in old])
+        gone = [member for member, exists in zip(old, there, strict=True) if not exists]
+        # DELETE looks once more, in one step with the removal: the blob may be back by now.
+        self._many(
+            "eval", [(scripts.DELETE, 2, f"{self._prefix}b:{m.decode()}", self._ages, m, "inf") for m in gone]
+        )
+        return 0
+
+    def read(self, name: str) -> bytes | None:
+        return self.read_many([name])[0]
+
+    def read_many(self, names: Sequence[str]) -> tuple[bytes | None, ...]:
+        for name in names:
+            check_ref_name(name)
+        if not names:
+            return ()
+        with _redis_errors():
+            found = self._client.hmget(self._refs, list(names))
+        return tuple(
+            None if sealed is None else unseal(name, sealed)
+            for name, sealed in zip(names, found, strict=True)
+        )
+
+    def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        check_prefix(prefix)
+        return iter(sorted(unseal_row(name, sealed) for name, sealed in self._all_refs(prefix).items()))
+
+    def swap(
+        self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
+    ) -> bool:
+        """See `Store.swap`. After a lost answer it asks again by the same token, which never acts twice.
+
+        If the server stays away, StoreUnavailable has `outcome="unknown"` among its details.
+        """
+        check_swap(name, old, new, guard)
+        sealed = ["" if value is None else seal(name, value) for value in (old, new)]
+        against = ("", "") if guard is None else (guard[0], seal(*guard))
+        keys = (self._refs, f"{self._prefix}op:{secrets.token_hex(16)}")
+        done = self._until_answered(
+            lambda: bool(self._client.eval(scripts.SWAP, 2, *keys, _OP_TTL, name, *sealed, *against))
+        )
+        if done:
+            with _redis_errors():
+                self._acknowledge(f"ref {name}")
+            return True
+        self.read_many([name] if guard is None else [name, guard[0]])  # raises if damage made them differ
+        return False
+
+    def hint(self, refs: Mapping[str, bytes]) -> None:
+        check_refs(refs)
+        if refs:
+            with _redis_errors():
+                self._client.hset(
+                    self._refs, mapping={name: seal(name, value) for name, value in refs.items()}
+                )
+
+    @property
+    def rows_expire(self) -> bool:
+        return self._config.rows_ttl is not None
+
+    def now(self) -> float:
+        with _redis_errors():
+            seconds, micros = self._node().time()
+        return float(seconds) + float(micros) / 1e6
+
+    def usage(self) -> int:
+        with _redis_errors():
+            ages = self._client.zcard(self._ages) * (len(blob_id(BlobClass.ROWS, b"")) + 8)
+        blobs = sum(len(self._blob(info.blob)) + info.nbytes for info in self.list_blobs())
+        refs = sum(len(name) + len(sealed) for name, sealed in self._all_refs("").items())
+        return int(ages) + blobs + refs
+
+    def check_index(self) -> tuple[str, ...]:
+        problems = []
+        try:
+            for name, sealed in self._all_refs("").items():
+                try:
+                    unseal_row(name, sealed)
+                except IndexDamaged as error:
+                    problems.append(str(error))
+        except IndexDamaged as error:
+            problems.append(str(error))
+        with _redis_errors():
+            memory = self._node().info("memory")
+        if memory.get("maxmemory", 0) and str(memory.get("maxmemory_policy", "")).startswith("allkeys"):
+            problems.append(
+                "the server may evict refs and manifests: set its maxmemory-policy to volatile-lru"
+            )
+        return tuple(problems)
+
+    def rebuild(self, refs: Mapping[str, bytes]) -> None:
+        """The refs set aside stay for 30 days, under the key `…:aside:<time>`."""
+        check_refs(refs)
+        aside = f"{self._prefix}aside:{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+        given = [part for name, value in refs.items() for part in (name, seal(name, value))]
+        with _redis_errors():
+            self._client.eval(scripts.REBUILD, 2, self._refs, aside, _ASIDE_TTL, *given)
+            self._acknowledge("the rebuilt refs")
+
+    def close(self) -> None:
+        with contextlib.suppress(RedisError):
+            self._client.close()
+
+    def _blob(self, blob: BlobId) -> str:
+        return f"{self._prefix}b:{blob}"
+
+    def _ttl(self, cls: BlobClass) -> int | str:
+        ttl = self._config.ttl(cls)
+        return "" if ttl is None else int(ttl * 1000)
+
+    def _node(self) -> Any:
+        """A plain client of the server that holds this tenant's keys."""
+        if isinstance(self._client, RedisCluster):
+            cluster: Any = self._client
+            node = cluster.get_node_from_key(self._refs)
+            if node is None:
+                raise StoreUnavailable("no node of the Redis Cluster serves this tenant's slot")
+            return cluster.get_redis_connection(node)
+        return self._client
+
+    def _acknowledge(self, what: str) -> None:
+        """Waits until replicas have all that was written before this. Raises StoreUnavailable."""
+        node = self._node()
+        needed = self._config.replicas
+        if needed is None:
+            needed = min(1, int(node.info("replication").get("connected_slaves", 0)))
+        if not needed:
+            return
+        # WAIT speaks for its own connection's writes: a last one here comes after all that we wrote.
+        pipe = node.pipeline(transaction=False)
+        pipe.set(f"{self._prefix}wait", b"", px=60_000)
+        pipe.execute_command("WAIT", needed, int(self._config.replica_timeout * 1000))
+        acknowledged = int(pipe.execute()[-1])
+        if acknowledged < needed:
+            raise StoreUnavailable(
+                f"{what} was written, but {acknowledged} of {needed} replicas have it after"
+                f" {self._config.replica_timeout:.0f} s: a failover could lose it",
+                outcome="unknown",
+            )
+
+    def _until_answered(self, ask: Callable[[], bool]) -> bool:
+        for attempt in range(self._config.attempts):
+            if attempt:
+                self._sleep(min(0.05 * 2**attempt, 2.0) * random.uniform(0.5, 1.0))
+            try:
+                with _redis_errors():
+                    return ask()
+            except StoreUnavailable as error:
+                if error.details.get("permanent"):
+                    raise
+                last = error
+        raise StoreUnavailable(
+            f"{last}; it is not known whether the last write landed", outcome="unknown"
+        ) from last
+
+    def _many(self, command: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """One command with each of `arguments`, in one round trip per batch."""
+        answers: list[Any] = []
+        for start in range(0, len(arguments), _BATCH):
+            with _redis_errors():
+                pipe = self._client.pipeline(transaction=False)
+                for given in arguments[start : start + _BATCH]:
+                    getattr(pipe, command)(*given)
+                answers += pipe.execute()
+        return answers
+
+    def _scan(self, pattern: str) -> Iterator[list[bytes]]:
+        cursor = 0
+        while True:
+            with _redis_errors():
+                cursor, keys = self._node().scan(cursor, match=pattern, count=_BATCH)
+            yield keys
+            if cursor == 0:
+                return
+
+    def _all_refs(self, prefix: str) -> dict[bytes, bytes]:
+        with _redis_errors():
+            return dict(self._client.hscan_iter(self._refs, match=f"{prefix}*", count=_BATCH))
+
+
+@contextlib.contextmanager
+def _redis_errors() -> Iterator[None]:
+    try:
+        yield
+    except RedisError as error:
+        raise redis_error(error) from error

@@ -1,0 +1,114 @@
+"""From a Redis address to a client, and from the client library's errors to ours.
+
+redis://[USER:PASSWORD@]HOST:PORT/DB      rediss://…  (TLS)      unix:///PATH?db=0
+redis+sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/SERVICE[/DB]     rediss+sentinel://…
+redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT                   rediss+cluster://…
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+)
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from engine.errors import IndexDamaged, StoreError, StoreFull, StoreUnavailable, UsageError
+from sessions.stores.base import StoreConfig
+
+PLAIN = ("redis", "rediss", "unix")
+SENTINEL = ("redis+sentinel", "rediss+sentinel")
+CLUSTER = ("redis+cluster", "rediss+cluster")
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+
+
+def connect(url: str, config: StoreConfig) -> Any:
+    """A client for `url` that repeats nothing by itself. Raises UsageError, StoreUnavailable."""
+    # Retrying is ours: a swap must never be sent twice without its attempt's key.
+    options: dict[str, Any] = {
+        "socket_connect_timeout": config.connect_timeout,
+        "socket_timeout": config.reply_timeout,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    scheme = url.partition(":")[0]
+    try:
+        if scheme in PLAIN:
+            return redis.Redis.from_url(url, **options)
+        if scheme.startswith("rediss"):
+            options["ssl"] = True
+        user, hosts, path = _split(url)
+        options.update(user)
+        if scheme in SENTINEL:
+            return _sentinel(hosts, path, options)
+        if path.strip("/"):
+            raise UsageError("a Redis Cluster has no database number")
+        node: Any = ClusterNode  # the library leaves these untyped
+        nodes = [node(host, port) for host, port in _hosts(hosts, _PORT)]
+        return RedisCluster(startup_nodes=nodes, **options)
+    except ValueError as error:
+        raise UsageError(f"not a Redis address: {error}") from error
+    except RedisError as error:
+        raise redis_error(error) from error
+
+
+def _sentinel(hosts: str, path: str, options: dict[str, Any]) -> Any:
+    service, _, number = path.strip("/").partition("/")
+    if not service:
+        raise UsageError("redis+sentinel:// needs the service's name after the hosts: …/SERVICE")
+    timeouts = {key: options[key] for key in ("socket_connect_timeout", "socket_timeout", "retry")}
+    maker: Any = Sentinel
+    sentinel = maker(_hosts(hosts, _SENTINEL_PORT), sentinel_kwargs=timeouts, **options)
+    return sentinel.master_for(service, db=int(number or 0))
+
+
+def _split(url: str) -> tuple[dict[str, str], str, str]:
+    """Credentials as options, hosts, and the path behind them."""
+    place = url.partition("://")[2]
+    authority, slash, path = place.partition("/")
+    credentials, at, hosts = authority.rpartition("@")
+    if not at:
+        return {}, hosts, slash + path
+    user, _, password = credentials.partition(":")
+    found = {"username": unquote(user), "password": unquote(password)}
+    return {key: value for key, value in found.items() if value}, hosts, slash + path
+
+
+def _hosts(hosts: str, port: int) -> list[tuple[str, int]]:
+    found = []
+    for each in hosts.split(","):
+        host, _, number = each.rpartition(":") if ":" in each.rpartition("]")[2] else (each, "", "")
+        host = host.strip("[]")
+        if not host:
+            raise UsageError("a Redis address names no host")
+        found.append((host, int(number or port)))
+    return found
+
+
+def redis_error(error: RedisError) -> StoreError:
+    """What an error of the client library means to the caller, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError) or "NOAUTH" in text:
+        return StoreUnavailable(f"the Redis server refuses us: {text}", permanent=True)
+    if "command not allowed when used memory" in text or "command not allowed under OOM" in text:
+        return StoreFull("the Redis server has no memory left for this (maxmemory)")
+    if "WRONGTYPE" in text:
+        return IndexDamaged(
+            "a key of ours in Redis holds another type of value; check --repair rebuilds the refs"
+        )
+    if "READONLY" in text:
+        return StoreUnavailable("the Redis server is a read-only replica; give the address of its primary")
+    if isinstance(error, RedisClusterException):
+        return StoreUnavailable(f"the Redis Cluster cannot be reached: {text}")
+    return StoreUnavailable(f"the Redis server cannot be used: {text}")
