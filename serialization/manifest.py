@@ -1,0 +1,323 @@
+"""The manifest: what a session is, by reference to blobs (docs/format.md, section 5).
+
+A manifest is small, canonical and complete: token ids, messages, where the rows are, the edge, the sampler,
+the fingerprint, and enough about its session that refs can be rebuilt from manifests alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from engine.errors import Corrupt, FingerprintMismatch, UnknownFeature
+from engine.state import (
+    Canary,
+    Fingerprint,
+    Layout,
+    PartKind,
+    Pending,
+    SamplerParams,
+    Span,
+    parts_of,
+)
+from serialization import stated
+from serialization.blobs import BlobClass, BlobId, Bytes, blob_id
+from serialization.canonical import pack, unpack
+from serialization.limits import (
+    MAX_CHUNKS,
+    MAX_ENTRIES,
+    MAX_FEATURES,
+    MAX_INTEGER,
+    MAX_LABEL_NBYTES,
+    MAX_MANIFEST_NBYTES,
+    MAX_TEXT_NBYTES,
+    MAX_TOKEN_ID,
+    MAX_TOKENS,
+    refuse_above,
+)
+from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
+from serialization.records import Record, exactly, integer, text
+from serialization.refs import (
+    BlobRef,
+    Checkpoint,
+    ChunkRef,
+    StoredLogits,
+    blob_refs,
+    check_checkpoints,
+    check_chunks,
+    read_blob_id,
+)
+
+#: features that this build reads; a manifest that needs another one is refused
+FEATURES: frozenset[str] = frozenset()
+
+StoredEdge = Pending | StoredLogits | None
+
+_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ManifestKind(StrEnum):
+    TURN = "turn"  # the session as it stood after a turn
+    PIN = "pin"  # a turn that a person named, spared by gc and TTL
+    TOMBSTONE = "tombstone"  # the session was deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What was said, and the tokens [start, stop) it was fed as; the last one's may end with the pending id.
+
+    The span is empty for what was not fed yet, or has left the context by a shift.
+    """
+
+    role: str
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a fork came from: the first `length` tokens of a manifest of another session."""
+
+    session: str
+    manifest: BlobId
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All fields are those of docs/format.md, section 5; `session` is a ULID, times are seconds since 1970.
+
+    The spans cover the tokens, the chunks too, and each checkpoint and edge is as the layout wants it:
+    `encode` and `decode` both refuse anything else.
+    """
+
+    session: str
+    tenant: str
+    name: str | None
+    title: str
+    kind: ManifestKind
+    pin: str | None
+    generation: int
+    parent: BlobId | None
+    forked_from: Origin | None
+    created: float
+    updated: float
+    model: str
+    fingerprint: Fingerprint
+    template: str | None
+    layout: Layout
+    tokens: tuple[int, ...]
+    messages: tuple[Message, ...]
+    spans: tuple[Span, ...]
+    chunks: tuple[ChunkRef, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    edge: StoredEdge
+    sampler: SamplerParams
+    canary: Canary | None = None
+    features: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Number of tokens fed."""
+        return len(self.tokens)
+
+    def blobs(self) -> Iterator[BlobRef]:
+        """Every blob of rows, point state and logits that is named, each once, in the archive's order."""
+        seen: set[BlobId] = set()
+        for ref in blob_refs(self.chunks, self.checkpoints, self.edge):
+            if ref.blob not in seen:
+                seen.add(ref.blob)
+                yield ref
+
+    def refuse_other(self, fingerprint: Fingerprint, layout: Layout) -> None:
+        """Raises FingerprintMismatch, which names the field, unless rows mean the same to both."""
+        for field, mine, theirs in self.fingerprint.differing(fingerprint):
+            raise FingerprintMismatch(
+                f"the state was made with another {field}: {mine!r}, not {theirs!r}", field=field
+            )
+        if self.layout != layout:
+            raise FingerprintMismatch("the state was made with another cache layout", field="layout")
+
+    def encode(self) -> bytes:
+        """The manifest's bytes. Raises Corrupt or LimitExceeded where `decode` would refuse them."""
+        try:
+            data = prefix(Letter.MANIFEST) + pack(self._record())
+        except (OverflowError, UnicodeEncodeError, TypeError, ValueError) as error:
+            raise Corrupt(f"manifest: a value that cannot be written ({error})") from error
+        Manifest.decode(data)  # one set of rules, and it costs a thousandth of the rows' writing
+        return data
+
+    @staticmethod
+    def decode(data: Bytes) -> Manifest:
+        """The manifest that `data` spells. The digest is checked before, by who fetched it.
+
+        Raises Corrupt, UnknownVersion, UnknownFeature or LimitExceeded; then nothing was believed.
+        """
+        refuse_above("manifest, in bytes", len(data), MAX_MANIFEST_NBYTES)
+        check_prefix(Letter.MANIFEST, data, "manifest")
+        record = Record.of(unpack(memoryview(data)[PREFIX_NBYTES:], "manifest"), "manifest")
+        manifest = _read(record)
+        record.end()
+        return manifest
+
+    def _record(self) -> dict[str, object]:
+        origin = self.forked_from
+        return {
+            "canary": stated.canary_record(self.canary),
+            "checkpoints": [checkpoint.record() for checkpoint in self.checkpoints],
+            "chunks": [chunk.record() for chunk in self.chunks],
+            "created": float(self.created),
+            "edge": _edge_record(self.edge),
+            "features": list(self.features),
+            "fingerprint": stated.fingerprint_record(self.fingerprint),
+            "forked_from": None if origin is None else [origin.session, origin.manifest, origin.length],
+            "generation": self.generation,
+            "kind": self.kind.value,
+            "layout": stated.layout_record(self.layout),
+            "messages": [[each.role, each.text, each.start, each.stop] for each in self.messages],
+            "model": self.model,
+            "name": self.name,
+            "parent": self.parent,
+            "pin": self.pin,
+            "sampler": stated.sampler_record(self.sampler),
+            "session": self.session,
+            "spans": stated.spans_record(self.spans),
+            "template": self.template,
+            "tenant": self.tenant,
+            "title": self.title,
+            "tokens": stated.tokens_record(self.tokens),
+            "updated": float(self.updated),
+        }
+
+
+def manifest_id(data: Bytes) -> BlobId:
+    """The name of an encoded manifest."""
+    return blob_id(BlobClass.MANIFEST, data)
+
+
+def _read(record: Record) -> Manifest:
+    """Features first: a manifest that needs an unknown one may well break every other rule."""
+    needed = record.items("features", MAX_FEATURES)
+    features = tuple(text(each, MAX_LABEL_NBYTES, "feature") for each in needed)
+    for feature in features:
+        if feature not in FEATURES:
+            raise UnknownFeature(f"manifest: needs {feature!r}, which this build does not know")
+    if list(features) != sorted(set(features)):
+        raise Corrupt("manifest: features out of order")
+    layout = stated.read_layout(record.value("layout"))
+    tokens = stated.read_tokens(record.value("tokens"))
+    length, has_points = len(tokens), bool(parts_of(layout, PartKind.POINT))
+    kind = _read_kind(record)
+    edge = _read_edge(record.value("edge"), length)
+    parent = record.value("parent")
+    manifest = Manifest(
+        session=_matching(_ULID, record.text("session", MAX_LABEL_NBYTES), "session id"),
+        tenant=_matching(_TENANT, record.text("tenant", MAX_LABEL_NBYTES), "tenant"),
+        name=record.text_or_none("name", MAX_LABEL_NBYTES),
+        title=record.text("title", MAX_LABEL_NBYTES),
+        kind=kind,
+        pin=_read_pin(record, kind),
+        generation=record.integer("generation", MAX_INTEGER),
+        parent=None if parent is None else read_blob_id(parent, BlobClass.MANIFEST, "parent"),
+        forked_from=_read_origin(record.value("forked_from")),
+        created=_read_time(record, "created"),
+        updated=_read_time(record, "updated"),
+        model=record.text("model", MAX_LABEL_NBYTES),
+        fingerprint=stated.read_fingerprint(record.record("fingerprint")),
+        template=record.text_or_none("template", MAX_LABEL_NBYTES),
+        layout=layout,
+        tokens=tokens,
+        messages=_read_messages(record, length + isinstance(edge, Pending)),
+        spans=stated.read_spans(record.items("spans", MAX_ENTRIES), length),
+        chunks=tuple(ChunkRef.read(item) for item in record.items("chunks", MAX_CHUNKS)),
+        checkpoints=tuple(Checkpoint.read(item) for item in record.items("checkpoints", MAX_ENTRIES)),
+        edge=edge,
+        sampler=stated.read_sampler(record.record("sampler")),
+        canary=stated.read_canary(record.record_or_none("canary"), length),
+        features=features,
+    )
+    check_chunks(manifest.chunks, length)
+    check_checkpoints(manifest.checkpoints, length, has_points)
+    return manifest
+
+
+def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
+    if not pattern.fullmatch(value):
+        raise Corrupt(f"manifest: {value[:40]!r} is no {what}")
+    return value
+
+
+def _read_kind(record: Record) -> ManifestKind:
+    value = record.text("kind", MAX_LABEL_NBYTES)
+    known = {kind.value: kind for kind in ManifestKind}
+    if value not in known:
+        raise UnknownFeature(f"manifest: of an unknown kind: {value[:40]!r}")
+    return known[value]
+
+
+def _read_pin(record: Record, kind: ManifestKind) -> str | None:
+    pin = record.text_or_none("pin", MAX_LABEL_NBYTES)
+    if (pin is None) == (kind is ManifestKind.PIN):
+        raise Corrupt("manifest: a pin without a name, or a name without a pin")
+    return pin
+
+
+def _read_time(record: Record, key: str) -> float:
+    seconds = record.real(key)
+    if seconds < 0:
+        raise Corrupt(f"manifest: {key}: before 1970")
+    return seconds
+
+
+def _read_origin(value: Any) -> Origin | None:
+    if value is None:
+        return None
+    session, manifest, length = exactly(value, 3, "forked_from")
+    return Origin(
+        _matching(_ULID, text(session, MAX_LABEL_NBYTES, "forked_from"), "session id"),
+        read_blob_id(manifest, BlobClass.MANIFEST, "forked_from"),
+        integer(length, MAX_TOKENS, "forked_from"),
+    )
+
+
+def _read_messages(record: Record, end: int) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    at = 0
+    for item in record.items("messages", MAX_ENTRIES):
+        role, said, start, stop = exactly(item, 4, "message")
+        message = Message(
+            text(role, MAX_LABEL_NBYTES, "role"),
+            text(said, MAX_TEXT_NBYTES, "message"),
+            integer(start, MAX_TOKENS, "message"),
+            integer(stop, MAX_TOKENS + 1, "message"),
+        )
+        if not at <= message.start <= message.stop <= end:
+            raise Corrupt("messages: their tokens overlap, or end beyond the session's")
+        at = message.stop
+        messages.append(message)
+    return tuple(messages)
+
+
+def _edge_record(edge: StoredEdge) -> object:
+    match edge:
+        case Pending(token):
+            return token
+        case StoredLogits(ref):
+            return ref.record()
+        case None:
+            return None
+
+
+def _read_edge(value: Any, length: int) -> StoredEdge:
+    if value is None:
+        if length:
+            raise Corrupt("edge: nothing follows the tokens")
+        return None
+    if isinstance(value, list):
+        return StoredLogits(BlobRef.read(value, BlobClass.POINT, "edge"))
+    return Pending(integer(value, MAX_TOKEN_ID, "edge"))

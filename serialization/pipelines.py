@@ -1,0 +1,85 @@
+"""Pipelines of codecs: the named sets that writers offer, and how one is run over a section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from engine.errors import ConfigError, Corrupt
+from serialization.codecs import ChannelOffset, Codec, Entropy, Fields, FloatSplit, Grid, Stream, Streams
+
+Pipeline = tuple[Codec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSet:
+    """A pipeline for every row dtype; a dtype that is not named is stored as it is."""
+
+    name: str
+    pipelines: Mapping[str, Pipeline]
+
+    def pipeline(self, dtype: str) -> Pipeline:
+        return self.pipelines.get(dtype, ())
+
+
+_QUANTIZED: Mapping[str, Pipeline] = {
+    "q8_0": (Fields((1, 1, 32)), Entropy(("stored", "huffman", "huffman"))),
+    "q5_0": (Fields((1, 1, 4, 16)), Entropy(("stored", "huffman", "stored", "huffman"))),
+    "q4_0": (Fields((1, 1, 16)), Entropy(("stored", "huffman", "huffman"))),
+    "i64": (Entropy(("zstd-1",)),),
+}
+
+
+def _fast(word: int) -> Pipeline:
+    return FloatSplit(word), Entropy(("huffman", "stored"))
+
+
+def _default(word: int) -> Pipeline:
+    return FloatSplit(word), ChannelOffset(), Entropy(("huffman", "zstd-1", "zstd-1"))
+
+
+RAW = CodecSet("raw", {})
+FAST = CodecSet("fast", {"bf16": _fast(2), "f16": _fast(2), "f32": _fast(4), **_QUANTIZED})
+DEFAULT = CodecSet("default", {"bf16": _default(2), "f16": _default(2), "f32": _default(4), **_QUANTIZED})
+CODEC_SETS: Mapping[str, CodecSet] = {codecs.name: codecs for codecs in (RAW, FAST, DEFAULT)}
+
+
+def codec_set(name: str) -> CodecSet:
+    """The set called `name`. Raises ConfigError, with the names there are."""
+    if name not in CODEC_SETS:
+        raise ConfigError(f"codec {name!r} is not one of {', '.join(CODEC_SETS)}")
+    return CODEC_SETS[name]
+
+
+def encode(section: Stream, pipeline: Pipeline, grid: Grid) -> tuple[Pipeline, Streams]:
+    """The pipeline that was used and its streams: `()` and the section itself where it does not shrink."""
+    streams = [section]
+    for codec in pipeline:
+        streams = codec.encode(streams, grid)
+    if sum(len(stream) for stream in streams) < len(section):
+        return pipeline, streams
+    return (), [section]
+
+
+def decode(streams: Streams, pipeline: Pipeline, grid: Grid) -> Stream:
+    """The section, `grid.nbytes` long; a view of `streams` where nothing was encoded.
+
+    Raises Corrupt if the streams do not make a section of just that size.
+    """
+
+    def after(sizes: list[int], codec: Codec) -> list[int]:
+        return codec.sizes(sizes, grid)
+
+    before = list(accumulate(pipeline, after, initial=[grid.nbytes]))
+    if len(streams) != len(before[-1]):
+        raise Corrupt("a section with another number of streams than its codecs make")
+    for codec, sizes in zip(reversed(pipeline), reversed(before[:-1]), strict=True):
+        streams = codec.decode(streams, sizes, grid)
+        if [len(stream) for stream in streams] != sizes:
+            raise Corrupt(f"codec {codec.name}: streams of the wrong size")
+    if len(streams[0]) != grid.nbytes:
+        raise Corrupt("a section of the wrong size")
+    return streams[0] if streams[0].dtype == np.uint8 else streams[0].view(np.uint8)

@@ -1,0 +1,182 @@
+"""Where a manifest can be resumed, and which of its chunks a next one may keep: pure functions.
+
+They speak of what a manifest names. Whether the blobs are still there, only a read can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.errors import NoCheckpoint
+from engine.state import Layout, PartKind, Pending, Span, parts_of
+from serialization.chunks import chunk_floor, rows_nbytes
+from serialization.manifest import Manifest
+from serialization.refs import ChunkRef
+
+
+def resumable_lengths(manifest: Manifest) -> tuple[range, ...]:
+    """Every length that the manifest's state can go on from, as disjoint ranges, rising.
+
+    0 is always among them. See docs/format.md, section 9.
+    """
+    most = min(manifest.length, _covered(manifest.layout, manifest.chunks))
+    ranges = [range(first, min(last, most) + 1) for first, last in _window_ranges(manifest)]
+    if parts_of(manifest.layout, PartKind.POINT):
+        points = [checkpoint.position for checkpoint in manifest.checkpoints]
+        ranges = [range(point, point + 1) for point in points if any(point in each for each in ranges)]
+    ranges = [each for each in ranges if each]
+    return tuple(ranges) if any(0 in each for each in ranges) else (range(0, 1), *ranges)
+
+
+def can_resume_at(manifest: Manifest, length: int) -> bool:
+    """Whether the state, cut to its first `length` tokens, could go on exactly."""
+    return any(length in each for each in resumable_lengths(manifest))
+
+
+def last_resumable(manifest: Manifest, at_most: int) -> int:
+    """The largest length of at most `at_most` that can be resumed; 0 if there is no other."""
+    return max(min(each[-1], at_most) for each in resumable_lengths(manifest) if each[0] <= at_most)
+
+
+def cut(manifest: Manifest, length: int) -> Manifest:
+    """The manifest of the first `length` tokens; names, times and generation stay as they are.
+
+    No blob is written: the last chunk may hold more rows than there are tokens. The token that followed is
+    pending, so that going on says the same again. Messages that end beyond are left out.
+    Raises NoCheckpoint where the state could not go on.
+    """
+    if length == manifest.length:
+        return manifest
+    require_resumable(manifest, length)
+    return replace(
+        manifest,
+        tokens=manifest.tokens[:length],
+        messages=tuple(message for message in manifest.messages if message.stop <= length),
+        spans=spans_within(manifest.spans, 0, length),
+        chunks=tuple(chunk for chunk in manifest.chunks if chunk.start < length),
+        checkpoints=tuple(each for each in manifest.checkpoints if each.position <= length),
+        edge=Pending(manifest.tokens[length]) if length else None,
+        canary=None,
+    )
+
+
+def require_resumable(manifest: Manifest, length: int) -> None:
+    """Raises NoCheckpoint, with the nearest length below, unless `length` can be resumed."""
+    if not can_resume_at(manifest, length):
+        nearest = last_resumable(manifest, max(0, length))
+        raise NoCheckpoint(
+            f"the session cannot be resumed at {length:,} tokens; the nearest before is {nearest:,}",
+            length=length,
+            nearest=nearest,
+        )
+
+
+def spans_within(spans: Sequence[Span], start: int, stop: int) -> tuple[Span, ...]:
+    """The spans of tokens [start, stop), cut to it."""
+    return tuple(
+        Span(max(span.start, start), min(span.stop, stop), span.provenance)
+        for span in spans
+        if max(span.start, start) < min(span.stop, stop)
+    )
+
+
+def kept_chunks(
+    previous: Manifest | None, tokens: tuple[int, ...], spans: Sequence[Span], untouched: int
+) -> tuple[ChunkRef, ...]:
+    """The first chunks of `previous` that a manifest of `tokens` may name again.
+
+    The caller knows that rows of the first `untouched` tokens are those that `previous` stored: it is the
+    lowest length that a rewind, an edit or a shift has gone back to since (the whole length, if none).
+    Token ids and provenance are compared all the same. A chunk is kept whole or not at all, and none is
+    kept that lacks window rows which the new length needs.
+    """
+    if previous is None:
+        return ()
+    length = len(tokens)
+    window = max_window(previous.layout)
+    kept: list[ChunkRef] = []
+    for chunk in previous.chunks:
+        start, stop = chunk.start, chunk.stop
+        if stop > min(untouched, length, previous.length) or not (chunk.is_whole or stop == length):
+            break
+        if previous.tokens[start:stop] != tokens[start:stop]:
+            break
+        if spans_within(previous.spans, start, stop) != spans_within(spans, start, stop):
+            break
+        if not _has_rows(previous.layout, chunk):
+            break
+        if window and stop > length - window and _window_start(chunk) > max(start, length - window):
+            break
+        kept.append(chunk)
+    return tuple(kept)
+
+
+def first_new(
+    previous: Manifest | None, tokens: tuple[int, ...], spans: Sequence[Span], untouched: int
+) -> int:
+    """The first token whose rows a save must write: what to give `Engine.snapshot` as `since`.
+
+    Arguments as for `kept_chunks`.
+    """
+    kept = kept_chunks(previous, tokens, spans, untouched)
+    return kept[-1].stop if kept else 0
+
+
+def max_window(layout: Layout) -> int:
+    """The largest window of the layout, 0 if it has no window parts."""
+    return max((spec.window for spec in layout if spec.window is not None), default=0)
+
+
+def window_floor(manifest: Manifest, length: int) -> int:
+    """The first token whose window rows a resume at `length` wants: those needed, and the rest of the last
+    partial chunk, so that the next save can write that chunk anew with all of them."""
+    return max(0, min(length - max_window(manifest.layout), chunk_floor(length)))
+
+
+def _covered(layout: Layout, chunks: Sequence[ChunkRef]) -> int:
+    """The largest length whose token and block rows are all named."""
+    for chunk in chunks:
+        if parts_of(layout, PartKind.TOKEN) and chunk.blob(PartKind.TOKEN) is None:
+            return chunk.start
+        blocks = parts_of(layout, PartKind.BLOCK)
+        if chunk.blob(PartKind.BLOCK) is None and rows_nbytes(blocks, chunk.start, chunk.stop):
+            return min((chunk.start // spec.block + 1) * spec.block - 1 for spec in blocks)
+    return chunks[-1].stop if chunks else 0
+
+
+def _has_rows(layout: Layout, chunk: ChunkRef) -> bool:
+    """Whether all token and block rows of one chunk are named."""
+    return _covered(layout, (chunk,)) == chunk.stop
+
+
+def _window_start(chunk: ChunkRef) -> int:
+    """The first token of the chunk whose window rows are named; its end if none are."""
+    blob = chunk.blob(PartKind.WINDOW)
+    return chunk.stop if blob is None else blob.start
+
+
+def _window_ranges(manifest: Manifest) -> list[tuple[int, int]]:
+    """(first, last) lengths whose window rows are named, whatever else they need."""
+    if not parts_of(manifest.layout, PartKind.WINDOW):
+        return [(0, manifest.length)]
+    window = max_window(manifest.layout)
+    return [
+        (start + window if start else 0, stop)
+        for start, stop in window_runs(manifest)
+        if not start or start + window <= stop
+    ]
+
+
+def window_runs(manifest: Manifest) -> list[tuple[int, int]]:
+    """Runs [start, stop) of consecutive tokens whose window rows are named."""
+    runs: list[tuple[int, int]] = []
+    for chunk in manifest.chunks:
+        start = _window_start(chunk)
+        if start == chunk.stop:
+            continue
+        if runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], chunk.stop)
+        else:
+            runs.append((start, chunk.stop))
+    return runs

@@ -1,0 +1,318 @@
+"""Laws of saving and resuming: what is written is new, and what is read is what was there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import (
+    BlobMissing,
+    Corrupt,
+    FingerprintMismatch,
+    NoCheckpoint,
+    StateError,
+)
+from engine.state import Fingerprint, NextLogits, PartKind, Pending, Provenance, Span
+from serialization.blobs import BlobClass
+from serialization.manifest import Manifest
+from serialization.pipelines import CODEC_SETS, DEFAULT, RAW, CodecSet
+from serialization.resume import (
+    can_resume_at,
+    cut,
+    first_new,
+    kept_chunks,
+    last_resumable,
+    resumable_lengths,
+)
+from serialization.snapshot import missing_blobs, read_state, verify_kept, write_state
+from tests.serialization.states import (
+    ATTENTION,
+    FOUR_KINDS,
+    MEANING,
+    WINDOWED,
+    CountingStore,
+    expect_rows,
+    logits_edge,
+    manifest_of,
+    state_of,
+)
+
+LENGTHS = (0, 1, 3, 4, 127, 128, 255, 256, 257, 300, 512, 700)
+
+
+@pytest.mark.parametrize("codecs", CODEC_SETS.values(), ids=lambda codecs: codecs.name)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_state_of_all_kinds_comes_back_as_it_was(length: int, codecs: CodecSet) -> None:
+    store, state = CountingStore(), state_of(length)
+    manifest = Manifest.decode(manifest_of(state, write_state(store, state, None, 0, codecs)).encode())
+    found = read_state(store, manifest)
+    expect_rows(found, length)
+    assert found.tokens == state.tokens
+    assert found.edge == state.edge
+    assert found.sampler == state.sampler
+    assert found.spans == state.spans
+    for mine, theirs in zip(found.points, state.points, strict=True):
+        assert mine.position == theirs.position
+        assert all(torch.equal(*pair) for pair in zip(mine.parts, theirs.parts, strict=True))
+
+
+def test_logits_at_the_edge_come_back_bit_for_bit() -> None:
+    store, state = CountingStore(), state_of(9, edge=logits_edge())
+    found = read_state(store, manifest_of(state, write_state(store, state, None, 0)))
+    assert isinstance(found.edge, NextLogits)
+    assert torch.equal(found.edge.logits, logits_edge().logits)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_change_nothing(workers: int) -> None:
+    store, state = CountingStore(), state_of(1100, ATTENTION)
+    written = write_state(store, state, None, 0, workers=workers)
+    assert written == write_state(CountingStore(), state, None, 0)
+    expect_rows(read_state(store, manifest_of(state, written), workers=workers), 1100)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 255, 256, 257, 299, 300, 301, 511, 512, 513, 699])
+def test_a_windowed_state_resumes_wherever_its_rows_are_stored(length: int) -> None:
+    store, state = CountingStore(), state_of(700, WINDOWED)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    found = read_state(store, manifest, length)
+    expect_rows(found, length)
+    assert found.edge == Pending(state.tokens[length])
+    assert found.length == length
+
+
+@given(
+    length=st.integers(1, 900),
+    window_start=st.integers(0, 900),
+    middle=st.integers(0, 900),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_can_be_resumed_can_be_read_and_the_rest_is_refused(
+    length: int, window_start: int, middle: int
+) -> None:
+    """Against the law itself, spelt out row by row."""
+    store, state = CountingStore(), state_of(length, WINDOWED, window_start=min(window_start, length))
+    manifest = manifest_of(state, write_state(store, state, None, 0, RAW))
+    at = min(middle, length)
+    able = at == 0 or max(0, at - 300) >= window_start
+    assert can_resume_at(manifest, at) == able
+    if able:
+        expect_rows(read_state(store, manifest, at, workers=1), at)
+    else:
+        with pytest.raises(NoCheckpoint):
+            read_state(store, manifest, at)
+    assert can_resume_at(manifest, last_resumable(manifest, at))
+    brute = max(each for each in range(at + 1) if can_resume_at(manifest, each))
+    assert last_resumable(manifest, at) == brute
+
+
+def test_point_state_allows_its_own_positions_alone() -> None:
+    store, first = CountingStore(), state_of(100)
+    before = manifest_of(first, write_state(store, first, None, 0))
+    second = state_of(130, since=first_new(before, state_of(130).tokens, state_of(130).spans, 100))
+    manifest = manifest_of(second, write_state(store, second, before, 100))
+    assert resumable_lengths(manifest) == (range(0, 1), range(100, 101), range(130, 131))
+    expect_rows(read_state(store, manifest, 100), 100)
+    with pytest.raises(NoCheckpoint):
+        read_state(store, manifest, 101)
+
+
+def test_a_turn_writes_its_own_chunks_alone() -> None:
+    store, first = CountingStore(), state_of(4000, ATTENTION)
+    before = manifest_of(first, write_state(store, first, None, 0))
+    tokens, spans = state_of(4050, ATTENTION).tokens, state_of(4050, ATTENTION).spans
+    since = first_new(before, tokens, spans, 4000)
+    assert since == 3840
+    second = state_of(4050, ATTENTION, since=since)
+    num_puts = store.num_puts
+    written = write_state(store, second, before, 4000)
+    assert written.num_blobs == store.num_puts - num_puts == 1
+    assert written.chunks[:15] == before.chunks[:15]
+    expect_rows(read_state(store, manifest_of(second, written)), 4050)
+
+
+@given(
+    first=st.integers(0, 800),
+    back=st.integers(0, 800),
+    second=st.integers(0, 1200),
+    window_start=st.integers(0, 800),
+)
+@settings(max_examples=60, deadline=None)
+def test_saves_after_any_rewind_resume_at_their_end(
+    first: int, back: int, second: int, window_start: int
+) -> None:
+    """Rows above the rewind are new ones (seed 1), and must not be taken from the save before."""
+    store, untouched = CountingStore(), min(back, first)
+    state = state_of(first, WINDOWED, window_start=min(window_start, max(0, first - 300)))
+    before = manifest_of(state, write_state(store, state, None, 0, RAW))
+    length = max(second, untouched)
+    wanted = state_of(length, WINDOWED)
+    since = first_new(before, wanted.tokens, wanted.spans, untouched)
+    assert since <= untouched
+    state = state_of(length, WINDOWED, since=since, window_start=max(0, length - 300))
+    fresh = state_of(length, WINDOWED, since=since, window_start=max(0, length - 300), seed=1)
+    mixed = replace(
+        state,
+        rows=tuple(
+            replace(
+                run,
+                parts=tuple(
+                    torch.cat([part[: max(0, untouched - run.start)], new[max(0, untouched - run.start) :]])
+                    for part, new in zip(run.parts, other.parts, strict=True)
+                ),
+            )
+            for run, other in zip(state.rows, fresh.rows, strict=True)
+        ),
+    )
+    manifest = manifest_of(mixed, write_state(store, mixed, before, untouched, RAW))
+    found = read_state(store, Manifest.decode(manifest.encode()), workers=1)
+    for kind in (PartKind.TOKEN, PartKind.WINDOW):
+        new = {run.start: run for run in found.rows_of(kind)}
+        for run in mixed.rows_of(kind):
+            for other in new.values():
+                low, high = max(run.start, other.start), min(run.stop, other.stop)
+                for mine, theirs in zip(run.parts, other.parts, strict=True):
+                    if low < high:
+                        assert torch.equal(
+                            mine[low - run.start : high - run.start],
+                            theirs[low - other.start : high - other.start],
+                        )
+    assert can_resume_at(manifest, length)
+
+
+def test_rows_that_were_touched_or_are_of_another_provenance_are_written_anew() -> None:
+    store, state = CountingStore(), state_of(1000, ATTENTION)
+    before = manifest_of(state, write_state(store, state, None, 0))
+    assert first_new(before, state.tokens, state.spans, 1000) == 1000
+    assert first_new(before, state.tokens, state.spans, 600) == 512
+    other = (Span(0, 300, Provenance.COMPUTED), Span(300, 1000, Provenance.SHIFTED))
+    assert first_new(before, state.tokens, other, 1000) == 256
+    assert first_new(before, (*state.tokens[:400], 1, *state.tokens[401:]), state.spans, 1000) == 256
+    assert first_new(before, state.tokens[:999], state.spans, 1000) == 768
+    assert first_new(None, state.tokens, state.spans, 1000) == 0
+
+
+def test_a_chunk_without_the_window_rows_that_the_new_length_needs_is_not_kept() -> None:
+    store, state = CountingStore(), state_of(700, WINDOWED, window_start=400)
+    before = manifest_of(state, write_state(store, state, None, 0))
+    shorter = state_of(600, WINDOWED)
+    assert [chunk.start for chunk in kept_chunks(before, shorter.tokens, shorter.spans, 600)] == [0]
+    longer = state_of(900, WINDOWED)
+    assert [chunk.start for chunk in kept_chunks(before, longer.tokens, longer.spans, 700)] == [0, 256]
+
+
+def test_a_cut_manifest_is_written_without_any_rows() -> None:
+    store, state = CountingStore(), state_of(700, WINDOWED)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    shorter = Manifest.decode(cut(manifest, 600).encode())
+    assert shorter.length == 600
+    assert shorter.edge == Pending(state.tokens[600])
+    assert {ref.blob for ref in shorter.blobs()} <= {ref.blob for ref in manifest.blobs()}
+    expect_rows(read_state(store, shorter), 600)
+    again = state_of(650, WINDOWED, since=first_new(shorter, state.tokens[:650], state.spans, 600))
+    assert first_new(shorter, again.tokens, again.spans, 600) == 512
+    expect_rows(read_state(store, manifest_of(again, write_state(store, again, shorter, 600))), 650)
+
+
+def test_only_the_window_rows_that_are_needed_are_fetched() -> None:
+    store, state = CountingStore(), state_of(2100, WINDOWED)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    store.got.clear()
+    found = read_state(store, manifest, workers=1)
+    windows = found.rows_of(PartKind.WINDOW)
+    assert (windows[0].start, windows[-1].stop) == (1800, 2100)
+    assert len(store.got) == 9 + 2
+
+
+def test_the_last_partial_chunk_gets_all_of_its_window_rows() -> None:
+    """Though the window alone would need fewer: the next save writes that chunk anew."""
+    layout = WINDOWED[:4]  # window 16
+    store, state = CountingStore(), state_of(500, layout)
+    found = read_state(store, manifest_of(state, write_state(store, state, None, 0)))
+    assert found.rows_of(PartKind.WINDOW)[0].start == 256
+
+
+def test_another_model_or_layout_is_never_mixed_in() -> None:
+    store, state = CountingStore(), state_of(300, ATTENTION)
+    before = manifest_of(state, write_state(store, state, None, 0))
+    with pytest.raises(FingerprintMismatch, match="rope"):
+        write_state(
+            store, replace(state, fingerprint=Fingerprint({**MEANING.meaning, "rope": 2})), before, 300
+        )
+    with pytest.raises(FingerprintMismatch, match="layout"):
+        before.refuse_other(state.fingerprint, WINDOWED)
+
+
+def test_a_state_that_lacks_rows_is_not_written() -> None:
+    with pytest.raises(Corrupt):
+        write_state(CountingStore(), state_of(700, ATTENTION, since=300), None, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_blob_that_is_gone_or_another_is_refused(workers: int) -> None:
+    store, state = CountingStore(), state_of(900, edge=logits_edge())
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    read_state(store, manifest, workers=workers)
+    read = set(store.got)
+    assert len(read) == len(list(manifest.blobs())) - 2  # no need of the first two chunks' window rows
+    for ref in manifest.blobs():
+        if ref.blob not in read:
+            continue
+        data = store.get(ref.blob)
+        for fault in (data[:-1], data + b"\0", data[:40] + bytes([data[40] ^ 1]) + data[41:], b""):
+            store.faults = {ref.blob: fault}
+            with pytest.raises(Corrupt):
+                read_state(store, manifest, workers=workers)
+        store.faults = {}
+        assert store.delete_blob(ref.blob, 0)
+        with pytest.raises(BlobMissing):
+            read_state(store, manifest, workers=workers)
+        assert missing_blobs(store, manifest) == (ref.blob,)
+        with pytest.raises(BlobMissing):
+            verify_kept(store, manifest)
+        store.put(BlobClass(ref.blob.split("-")[0]), data)
+    verify_kept(store, manifest)
+
+
+def test_a_blob_of_the_right_digest_in_the_wrong_place_is_refused() -> None:
+    store, state = CountingStore(), state_of(900)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    chunks = list(manifest.chunks)
+    swapped = replace(
+        manifest,
+        chunks=(
+            replace(
+                chunks[0],
+                blobs=(replace(chunks[0].blobs[0], ref=chunks[1].blobs[0].ref), *chunks[0].blobs[1:]),
+            ),
+            *chunks[1:],
+        ),
+    )
+    with pytest.raises(Corrupt):
+        read_state(store, swapped)
+
+
+def test_declared_sizes_are_compared_before_a_blob_is_fetched() -> None:
+    store, state = CountingStore(), state_of(100, ATTENTION)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    (chunk,) = manifest.chunks
+    blob = replace(chunk.blobs[0], ref=replace(chunk.blobs[0].ref, raw_nbytes=2**30))
+    store.got.clear()
+    with pytest.raises(StateError):
+        read_state(store, replace(manifest, chunks=(replace(chunk, blobs=(blob,)),)))
+    assert store.got == []
+
+
+def test_equal_states_are_stored_once() -> None:
+    store = CountingStore()
+    for _ in range(3):
+        write_state(store, state_of(700), None, 0, DEFAULT)
+    assert store.num_puts == 3 * len(store.blobs())
+
+
+def test_the_layout_of_the_tests_has_all_four_kinds() -> None:
+    assert {spec.kind for spec in FOUR_KINDS} == set(PartKind)
