@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 import pytest
 import torch
 from hypothesis import settings
 
-if TYPE_CHECKING:
-    from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer
 
 # Computed before any test's home is taken away: weights are fetched once for a person, not per test.
 MODELS = platformdirs.user_cache_path("tenuto") / "models"
@@ -58,7 +56,5 @@ def fetched(name: str) -> Path:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A real server on a socket of its own, for the whole run of one worker."""
-    from tests.redis_server import RedisServer
-
     with RedisServer() as server:
         yield server

@@ -1,0 +1,168 @@
+"""Every command, end to end, on a tiny model and a store on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
+from tests.cli.conftest import Tenuto
+
+SHORT = ("--max-tokens", "8")
+
+
+@pytest.fixture
+def session(tenuto: Tenuto) -> str:
+    """The id of a stored session of two turns, called `first`."""
+    done = tenuto("chat", "--name", "first", *SHORT, stdin="hello\nand then?\n")
+    assert done.code == 0, done.err
+    found: str = only(tenuto)["id"]
+    return found
+
+
+def only(tenuto: Tenuto) -> dict[str, Any]:
+    (info,) = tenuto("ls", "--json").json["sessions"]
+    found: dict[str, Any] = info
+    return found
+
+
+def test_a_chat_is_stored_turn_by_turn_and_resumed_without_reading(tenuto: Tenuto, session: str) -> None:
+    before = only(tenuto)
+    assert (before["name"], before["turns"]) == ("first", 2)
+    done = tenuto("resume", "first", "-p", "more", "--json", *SHORT)
+    assert done.code == 0, done.err
+    assert (done.json["session"], done.json["saved"]) == (session, True)
+    restored = done.json["restored"]
+    assert (restored["restored"], restored["recomputed"]) == (before["length"], 0)
+    assert restored["reason"] == "exact"
+    assert only(tenuto)["turns"] == 3
+
+
+def test_after_a_resume_one_line_tells_the_truth(tenuto: Tenuto, session: str) -> None:
+    length = only(tenuto)["length"]
+    done = tenuto("chat", "-c", stdin="")
+    assert done.out == ""
+    assert done.err.startswith(f"resumed {length:,} tokens in ")
+    assert done.err.endswith(" ms (recomputed 0)\n")
+
+
+def test_a_session_finds_its_own_model(tenuto: Tenuto, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENUTO_MODEL")
+    assert tenuto("resume", session, "-p", "more", *SHORT).code == 0
+
+
+def test_a_session_keeps_its_cache_types(tenuto: Tenuto) -> None:
+    assert tenuto("chat", "--type-k", "q8_0", "--type-v", "f16", *SHORT, stdin="hello\n").code == 0
+    assert "recomputed 0" in tenuto("chat", "-c").err
+
+
+def test_a_kept_turn_is_loaded_as_often_as_one_likes(tenuto: Tenuto, session: str) -> None:
+    assert tenuto("save", "first", "chapter").code == 0
+    ids = {tenuto("load", "chapter").out.strip() for _ in range(2)}
+    assert len(ids | {session}) == 3
+    assert tenuto("resume", ids.pop(), "-p", "x", "--json", *SHORT).json["restored"]["recomputed"] == 0
+    assert tenuto("rm", "--pin", "chapter").code == 0
+    assert tenuto("load", "chapter").code == SessionNotFound.exit_code
+
+
+def test_fork_rewind_rename_and_rm(tenuto: Tenuto, session: str) -> None:
+    copy = tenuto("fork", session, "second", "--json").json
+    assert copy["parent"] is not None
+    assert tenuto("rewind", "second", "--json").json["turns"] == 1
+    assert tenuto("rename", "second", "third", "--json").json["name"] == "third"
+    assert tenuto("rm", "third", "first").code == 0
+    assert tenuto("ls", "--json").json["sessions"] == []
+    assert tenuto("show", session).code == SessionNotFound.exit_code
+
+
+def test_show_and_inspect_print_what_was_said_and_how_it_is_stored(tenuto: Tenuto, session: str) -> None:
+    said = tenuto("show", "first").out
+    assert "[user]\nhello\n" in said
+    shown = tenuto("show", "first", "--json").json
+    assert [m["role"] for m in shown["messages"]] == ["user", "assistant"] * 2
+    found = tenuto("inspect", "first", "--json").json
+    assert len(found["tokens"]) == shown["length"] == found["length"]
+    assert tenuto("inspect", "first").out.startswith(f"session       {session}")
+
+
+def test_ls_adds_up(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
+    usage = tenuto("ls", "--json").json["usage"]
+    assert usage["total"] == sum(v for k, v in usage.items() if k != "total")
+    assert usage["total"] == sum(p.stat().st_size for p in (tmp_path / "store").rglob("*") if p.is_file())
+    assert tenuto("ls").out.splitlines()[0].startswith("ID ")
+
+
+def test_an_export_is_imported_elsewhere_and_resumed(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
+    assert tenuto("export", "first").code == 0
+    assert tenuto("export", "first").code == UsageError.exit_code  # it is there already
+    other = ("--store", str(tmp_path / "other"))
+    assert tenuto("import", "first.tenuto", "--name", "moved", *other).code == 0
+    done = tenuto("resume", "moved", "-p", "x", "--json", *SHORT, *other)
+    assert done.json["restored"]["recomputed"] == 0
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_failed_export_leaves_nothing(tenuto: Tenuto, tmp_path: Path) -> None:
+    assert tenuto("export", "nope", "out.tenuto").code == SessionNotFound.exit_code
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_check_finds_damage_and_repair_says_what_it_gave_up(
+    tenuto: Tenuto, session: str, tmp_path: Path
+) -> None:
+    assert tenuto("check").code == 0
+    needed = tenuto("inspect", "first", "--json").json["chunks"][0]["blobs"][0]["ref"]["blob"]
+    digest = needed.rpartition("-")[2]
+    (path,) = [p for p in (tmp_path / "store").rglob(f"*{digest[4:]}*") if p.is_file()]
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = tenuto("check", "--json")
+    assert done.code == ProblemsFound.exit_code
+    assert [problem["kind"] for problem in done.json["problems"]] == ["corrupt"]
+    assert "given up" in tenuto("check", "--repair").out
+    assert tenuto("check").code == 0
+    done = tenuto("resume", "first", "-p", "x", "--json", *SHORT)
+    assert done.json["restored"]["recomputed"] > 0
+
+
+def test_gc_says_what_it_would_do_before_it_does_it(tenuto: Tenuto, session: str) -> None:
+    tenuto("rm", "first")
+    assert tenuto("gc", "--dry-run", "--grace", "0.001").out.startswith("would free ")
+    assert tenuto("gc", "--dry-run", "--json").json["blobs"] == []  # all younger than an hour
+    done = tenuto("gc", "--grace", "0.001", "--json")
+    assert done.code == 0
+    assert done.json["num_blobs"] > 0
+
+
+def test_run_answers_and_keeps_nothing(tenuto: Tenuto) -> None:
+    done = tenuto("run", "hello", "--json", *SHORT, "--temp", "0")
+    assert done.json["finish"] in {"length", "eos"}
+    assert tenuto("run", "--raw", *SHORT, "--temp", "0", stdin="hello").code == 0
+    assert tenuto("ls", "--json").json["sessions"] == []
+
+
+def test_the_same_seed_says_the_same_words(tenuto: Tenuto) -> None:
+    said = [tenuto("run", "hello", "--seed", seed, "--temp", "2", *SHORT).out for seed in ("1", "1", "2")]
+    assert said[0] == said[1] != said[2]
+
+
+def test_resume_of_nothing_and_chat_with_nothing_to_go_on_with(tenuto: Tenuto) -> None:
+    assert tenuto("resume", "nope", "-p", "x").code == SessionNotFound.exit_code
+    assert tenuto("chat", "-c").code == SessionNotFound.exit_code
+
+
+def test_a_base_model_says_that_it_cannot_chat(
+    tenuto: Tenuto, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tiny.read_bytes()
+    base = tmp_path / "base.gguf"  # the same file with the key of its template renamed
+    base.write_bytes(data.replace(b"tokenizer.chat_template", b"tokenizer.chat_templatx"))
+    done = tenuto("chat", "-m", str(base), stdin="hello\n")
+    assert done.code == NoChatTemplate.exit_code
+    assert "--chat-template" in done.err
+    chosen = ("--chat-template", "chatml", "-m", str(base))
+    assert tenuto("chat", *chosen, *SHORT, stdin="hello\n").code == 0
+    monkeypatch.delenv("TENUTO_MODEL")
+    assert "recomputed 0" in tenuto("chat", "-c").err  # model and template are found again
