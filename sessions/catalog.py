@@ -1,0 +1,125 @@
+"""The catalog: from names, ids and pins to manifests, through the refs of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.errors import SessionAmbiguous, SessionExists, SessionNotFound
+from serialization.blobs import BlobId, Store, parse_blob_id
+from serialization.manifest import Manifest
+from sessions import names
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A manifest, the blob it is stored as, and the ref that names it."""
+
+    ref: str
+    blob: BlobId
+    manifest: Manifest
+
+    @property
+    def guard(self) -> tuple[str, bytes]:
+        """Holds while the ref still names this manifest."""
+        return self.ref, self.blob.encode()
+
+    def blobs(self) -> Iterator[BlobId]:
+        """The manifest's own blob, and every one that it names."""
+        yield self.blob
+        for ref in self.manifest.blobs():
+            yield ref.blob
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Every session and pin of a store at one moment, by id and by name."""
+
+    sessions: dict[str, Entry] = field(default_factory=dict)
+    pins: dict[str, Entry] = field(default_factory=dict)
+
+    def entries(self) -> list[Entry]:
+        return [*self.sessions.values(), *self.pins.values()]
+
+    def referenced(self) -> set[BlobId]:
+        """Every blob that some ref needs, manifests included."""
+        return {blob for entry in self.entries() for blob in entry.blobs()}
+
+
+class Catalog:
+    """Reads and moves the refs of one store. Holds nothing itself."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def session(self, session: str) -> Entry:
+        """The stored turn of a session id. Raises SessionNotFound."""
+        return self._entry(names.session_ref(session), f"there is no session {session}")
+
+    def pin(self, name: str) -> Entry:
+        """The turn pinned under `name`. Raises SessionNotFound, NameRefused."""
+        return self._entry(names.pin_ref(names.check_name(name)), f"there is no pin {name!r}")
+
+    def find(self, ref: str) -> str:
+        """The session id that an id, a unique start of one, or a name means.
+
+        Raises SessionNotFound, SessionAmbiguous, NameRefused.
+        """
+        if names.is_session_id(ref):
+            if self._store.read(names.session_ref(ref.upper())) is None:
+                raise SessionNotFound(f"there is no session {ref}")
+            return ref.upper()
+        named = self.named(names.check_name(ref))
+        if named is not None:
+            return named
+        found: list[tuple[str, bytes]] = []
+        if ref.isalnum():
+            found = list(self._store.list_refs(names.session_ref(ref.upper())))
+        if len(found) > 1:
+            raise SessionAmbiguous(f"{ref!r} is the start of {len(found)} session ids")
+        if not found:
+            raise SessionNotFound(f"there is no session {ref!r}")
+        return found[0][0].removeprefix(names.SESSIONS)
+
+    def named(self, name: str) -> str | None:
+        """The session of that name. A name whose session is gone is free."""
+        value = self._store.read(names.name_ref(name))
+        if value is None or self._store.read(names.session_ref(value.decode())) is None:
+            return None
+        return value.decode()
+
+    def check_free(self, name: str, but_for: str | None = None) -> None:
+        """Raises SessionExists if another session than `but_for` has the name; NameRefused."""
+        if self.named(names.check_name(name)) not in (None, but_for):
+            raise SessionExists(f"a session named {name!r} exists already")
+
+    def take_name(self, name: str, session: str) -> None:
+        """Give `name` to `session`. Raises SessionExists if another one has it by now."""
+        ref = names.name_ref(name)
+        old = self._store.read(ref)
+        self.check_free(name, but_for=session)
+        if old != session.encode() and not self._store.swap(ref, old, session.encode()):
+            raise SessionExists(f"a session named {name!r} exists already")
+
+    def drop_name(self, name: str, session: str) -> None:
+        self._store.swap(names.name_ref(name), session.encode(), None)
+
+    def contents(self) -> Contents:
+        """Read every session and pin. Raises StateError for one that cannot be read (`check` lists all)."""
+        contents = Contents()
+        for ref, value in self._store.list_refs(names.SESSIONS):
+            contents.sessions[ref.removeprefix(names.SESSIONS)] = self.read_entry(ref, value)
+        for ref, value in self._store.list_refs(names.PINS):
+            contents.pins[ref.removeprefix(names.PINS)] = self.read_entry(ref, value)
+        return contents
+
+    def read_entry(self, ref: str, value: bytes) -> Entry:
+        """The manifest that a ref's value names. Raises BlobMissing, Corrupt, UnknownVersion…"""
+        blob = parse_blob_id(value.decode("ascii", "replace"))
+        return Entry(ref, blob, Manifest.decode(self._store.get(blob)))
+
+    def _entry(self, ref: str, absent: str) -> Entry:
+        value = self._store.read(ref)
+        if value is None:
+            raise SessionNotFound(absent)
+        return self.read_entry(ref, value)

@@ -1,0 +1,160 @@
+"""`check` reads every byte that a session needs and tells what is wrong; `repair` mends what can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from engine.errors import BlobMissing, StateError
+from serialization.blobs import BlobClass, BlobId, Store, blob_class, short
+from serialization.manifest import Manifest, ManifestKind
+from serialization.resume import last_resumable
+from serialization.chunks import read_header
+from sessions import names
+from sessions.catalog import Catalog, Entry
+from sessions.prefix import PrefixIndex
+from sessions.reduce import without
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. `kind`: index, manifest, corrupt or missing."""
+
+    kind: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` saw: problems, blobs and bytes read, and orphans (blobs no ref needs; gc's work).
+    `repaired` says what `repair` did, a line each."""
+
+    problems: tuple[Problem, ...]
+    num_sessions: int
+    num_blobs: int
+    nbytes: int
+    orphans: int
+    repaired: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+def check_store(store: Store) -> CheckReport:
+    """Read everything that refs need; changes nothing."""
+    damaged = store.check_index()
+    if damaged:  # refs cannot be trusted, so nothing else can be judged by them
+        problems = tuple(Problem("index", "index", line) for line in damaged)
+        return CheckReport(problems, 0, 0, 0, 0)
+    problems_: list[Problem] = []
+    entries = list(_entries(store, problems_))
+    verdicts: dict[BlobId, StateError | None] = {}
+    nbytes = 0
+    for entry in entries:
+        for blob in (ref.blob for ref in entry.manifest.blobs()):
+            if blob not in verdicts:
+                verdicts[blob], size = _verify(store, blob)
+                nbytes += size
+            error = verdicts[blob]
+            if error is not None:
+                kind = "missing" if isinstance(error, BlobMissing) else "corrupt"
+                problems_.append(Problem(kind, entry.ref, str(error)))
+    referenced = {blob for entry in entries for blob in entry.blobs()}
+    orphans = sum(info.blob not in referenced for info in store.list_blobs())
+    sessions = sum(entry.ref.startswith(names.SESSIONS) for entry in entries)
+    return CheckReport(tuple(problems_), sessions, len(verdicts) + len(entries), nbytes, orphans)
+
+
+def repair_store(store: Store, prefixes: PrefixIndex) -> CheckReport:
+    """Rebuild a damaged index from the manifests, and give up what is damaged: rows of a session from
+    its first bad chunk on (ids and text stay), refs whose manifest is gone. Says all that it did."""
+    repaired: list[str] = []
+    if store.check_index() or _unreadable(store):
+        refs, lost = rebuild_refs(store)
+        store.rebuild(refs)
+        count = sum(name.startswith(names.SESSIONS) for name in refs)
+        repaired.append(f"rebuilt the index from the manifests: {count} sessions")
+        repaired += lost
+        for ref, value in refs.items():
+            if ref.startswith(names.SESSIONS):
+                prefixes.add(Catalog(store).read_entry(ref, value).manifest, 0)
+    for entry in _entries(store, []):
+        repaired += _give_up_damaged(store, entry)
+    return replace(check_store(store), repaired=tuple(repaired))
+
+
+def rebuild_refs(store: Store) -> tuple[dict[str, bytes], list[str]]:
+    """The refs that the manifests call for: of every session and pin the last one. Also what could
+    not be read, a line each."""
+    last: dict[str, tuple[tuple[int, float], BlobId, Manifest]] = {}
+    lost: list[str] = []
+    for info in store.list_blobs():
+        if blob_class(info.blob) is not BlobClass.MANIFEST:
+            continue
+        try:
+            manifest = Manifest.decode(store.get(info.blob))
+        except StateError as error:
+            lost.append(f"{short(info.blob)} left out: {error}")
+            continue
+        ref = names.session_ref(manifest.session) if manifest.pin is None else names.pin_ref(manifest.pin)
+        # A pin's generation is its session's, so pins of one name are ordered by time alone.
+        rank = (manifest.generation if manifest.pin is None else 0, manifest.updated)
+        if ref not in last or rank > last[ref][0]:
+            last[ref] = (rank, info.blob, manifest)
+    refs: dict[str, bytes] = {}
+    for ref, (_, blob, manifest) in sorted(last.items(), key=lambda item: item[1][2].updated):
+        if manifest.kind is ManifestKind.TOMBSTONE:
+            continue
+        refs[ref] = blob.encode()
+        if manifest.pin is None and manifest.name is not None:
+            refs[names.name_ref(manifest.name)] = manifest.session.encode()
+    return refs, lost
+
+
+def _entries(store: Store, problems: list[Problem]) -> Iterator[Entry]:
+    catalog = Catalog(store)
+    for prefix in (names.SESSIONS, names.PINS):
+        for ref, value in store.list_refs(prefix):
+            try:
+                entry = catalog.read_entry(ref, value)
+            except StateError as error:
+                problems.append(Problem("manifest", ref, str(error)))
+                continue
+            expected = names.session_ref(entry.manifest.session)
+            if prefix == names.SESSIONS and ref != expected:
+                problems.append(Problem("manifest", ref, f"its manifest belongs to {expected}"))
+            yield entry
+
+
+def _unreadable(store: Store) -> bool:
+    problems: list[Problem] = []
+    for _ in _entries(store, problems):
+        pass
+    return bool(problems)
+
+
+def _verify(store: Store, blob: BlobId) -> tuple[StateError | None, int]:
+    try:
+        data = store.get(blob)
+        read_header(data)
+    except StateError as error:
+        return error, 0
+    return None, len(data)
+
+
+def _give_up_damaged(store: Store, entry: Entry) -> list[str]:
+    """Cut the entry's rows before its first damaged blob, delete what is damaged."""
+    bad = {ref.blob for ref in entry.manifest.blobs() if _verify(store, ref.blob)[0] is not None}
+    if not bad:
+        return []
+    whole = without(entry.manifest, bad)
+    fixed = replace(whole, generation=entry.manifest.generation + 1, parent=entry.blob, updated=store.now())
+    blob = store.put(BlobClass.MANIFEST, fixed.encode())
+    if not store.swap(entry.ref, entry.blob.encode(), blob.encode()):
+        return [f"{entry.ref} changed while it was repaired; check again"]
+    for damaged in bad:
+        store.delete_blob(damaged, 0)  # else a later put of the same rows would take it for its own
+    kept = last_resumable(whole, whole.length)
+    return [f"{entry.ref}: {len(bad)} damaged blobs given up; rows of {kept:,} tokens and all text kept"]

@@ -1,0 +1,328 @@
+"""`SessionManager`: named conversations over an engine and a store.
+
+A save, in one straight line: snapshot what is new -> encode -> put each blob -> put the manifest ->
+swap the session's ref, guarded by the lease. The swap is the only commit.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import BinaryIO
+
+from engine.errors import ConfigError, EditRefused, SessionNotFound, StaleSession, StoreUnavailable
+from engine.runner import Engine
+from engine.state import Provenance, SamplerParams, SeqId
+from serialization.archive import read_archive
+from serialization.blobs import BlobClass, Store
+from serialization.manifest import Manifest, ManifestKind, Message, Origin, manifest_id
+from serialization.resume import cut
+from sessions import names
+from sessions.catalog import Catalog, Entry
+from sessions.check import CheckReport, check_store, repair_store
+from sessions.gc import GcPlan, GcResult, collect, plan_gc
+from sessions.lease import KeepAlive
+from sessions.listing import Usage, list_sessions, usage
+from sessions.pins import Pins
+from sessions.policy import Policy
+from sessions.prefix import Hit, PrefixIndex
+from sessions.reduce import bare, before, tombstone
+from sessions.restore import Fallback, RestoreResult, restore, seed
+from sessions.saving import export, export_turn, write_turn
+from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
+from sessions.turns import first_of
+
+#: How often a save is tried again when it took so long that gc might have met its blobs.
+_SLOW_SAVE_TRIES = 3
+
+
+class SessionManager:
+    """Create, open, save, resume, fork, rewind, list, delete, pin, export, import, check, gc.
+
+    Verbs that write take the session's lease (LeaseHeld names its holder) and commit by one guarded
+    swap, so that two writers never merge in silence. Only `save` and `resume` need the engine.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine | None = None,
+        policy: Policy | None = None,
+        holder: str | None = None,
+        tenant: str = "default",
+    ) -> None:
+        self.store = store
+        self.policy = policy or Policy()
+        self.tenant = tenant
+        self._engine = engine
+        self._holder = holder or f"pid {os.getpid()} on {socket.gethostname()}"
+        self._catalog = Catalog(store)
+        self._pins = Pins(store)
+        self._prefixes = PrefixIndex(store, tenant)
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ConfigError("this needs a model: the session manager was opened without an engine")
+        return self._engine
+
+    # --- open ---------------------------------------------------------------------------------
+
+    def create(self, name: str | None = None, title: str = "") -> Session:
+        """A new session, leased. Nothing is stored before its first save. Raises SessionExists."""
+        if name is not None:
+            self._catalog.check_free(name)
+        session = names.new_session_id()
+        return Session(session, name, title, self._lease(session))
+
+    def open(self, ref: str) -> Session:
+        """The session of this id, unique start of an id, or name. Raises SessionNotFound, LeaseHeld."""
+        session = self._catalog.find(ref)
+        lease = self._lease(session)
+        try:
+            entry = self._catalog.session(session)
+        except BaseException:
+            lease.close()
+            raise
+        stored = entry.manifest
+        return Session(session, stored.name, stored.title, lease, entry, stored.forked_from)
+
+    # --- save and resume ----------------------------------------------------------------------
+
+    def save(
+        self, session: Session, seq: SeqId, messages: Sequence[Message], expected: int | None = None
+    ) -> SaveResult:
+        """Commit the sequence as the session's next generation; only what is new is written.
+
+        Raises StaleSession when the session is not at `expected` (by default, where the handle
+        stands), LeaseLost, StoreFull, StoreUnavailable; what is stored is then the old turn.
+        """
+        if expected is not None and expected != session.generation:
+            raise StaleSession(f"session {session.id} is at turn {session.generation}, not {expected}")
+        begun = time.monotonic()
+        for _ in range(_SLOW_SAVE_TRIES):
+            started = time.monotonic()
+            manifest, blobs, nbytes = write_turn(
+                self.store, self.engine, session, seq, messages, self.policy, self.tenant
+            )
+            if time.monotonic() - started < self.policy.grace / 2:
+                break  # gc spares blobs younger than its grace, so all of these are still there
+        else:
+            raise StoreUnavailable("the store is so slow that gc might delete a turn while it is written")
+        known = session.synced
+        nbytes += self._commit(session, manifest)
+        session.synced = len(manifest.tokens)
+        self._prefixes.add(manifest, known)
+        return SaveResult(manifest.generation, blobs + 1, nbytes, time.monotonic() - begun)
+
+    def resume(self, session: Session, fallback: Fallback = Fallback.REFUSE) -> tuple[SeqId, RestoreResult]:
+        """A live sequence where the session stopped. Raises StateError unless told to recompute."""
+        if session.manifest is None:
+            raise SessionNotFound(f"session {session.id} was never saved")
+        seq, result = restore(self.engine, self.store, session.manifest, self.policy, fallback)
+        session.synced = result.restored
+        return seq, result
+
+    def seed(self, session: Session, tokens: Sequence[int], sampler: SamplerParams) -> tuple[SeqId, int]:
+        """A live sequence with as many of `tokens` as the session's stored rows can give; the count too."""
+        seq, session.synced = seed(self.engine, self.store, session.manifest, tokens, sampler)
+        return seq, session.synced
+
+    def known_prefix(self, tokens: Sequence[int]) -> Hit | None:
+        """The longest stored past of `tokens`, of any session, that this engine could go on from."""
+        return self._prefixes.find(self.engine.fingerprint, tokens)
+
+    # --- verbs on stored sessions -------------------------------------------------------------
+
+    def fork(self, ref: str, name: str | None = None, length: int | None = None) -> SessionInfo:
+        """A new session with the same past, or its first `length` tokens; no row is copied."""
+        entry = self._catalog.session(self._catalog.find(ref))
+        past = entry.manifest if length is None else cut(entry.manifest, length)
+        return self._begin(past, name, entry)
+
+    def rewind(self, ref: str, turns: int = 1) -> SessionInfo:
+        """Take back the last `turns` turns; a turn begins with a message of the user.
+
+        Raises UsageError when there are fewer, EditRefused after a context shift.
+        """
+        session = self.open(ref)
+        try:
+            entry = _stored(session)
+            if any(span.provenance is Provenance.SHIFTED for span in entry.manifest.spans):
+                raise EditRefused(f"session {session.id}: a context shift dropped earlier turns")
+            past = before(entry.manifest, first_of(entry.manifest.messages, turns))
+            self._commit(session, self._next(session, past))
+        finally:
+            session.close()
+        return self.info(session.id)
+
+    def rename(self, ref: str, name: str | None) -> SessionInfo:
+        """Give the session another name, or none. Raises SessionExists."""
+        session = self.open(ref)
+        try:
+            entry = _stored(session)
+            if name is not None:
+                self._catalog.take_name(name, session.id)
+            self._commit(session, self._next(session, replace(entry.manifest, name=name)))
+            if session.name is not None and session.name != name:
+                self._catalog.drop_name(session.name, session.id)
+        finally:
+            session.close()
+        return self.info(session.id)
+
+    def delete(self, ref: str) -> None:
+        """Forget the session; gc takes its bytes. A tombstone keeps a rebuilt index from reviving it."""
+        session = self.open(ref)
+        try:
+            entry = _stored(session)
+            tomb = self._next(session, tombstone(entry.manifest))
+            self.store.put(BlobClass.MANIFEST, tomb.encode())
+            self._swap(session, None)
+            if session.name:
+                self._catalog.drop_name(session.name, session.id)
+        finally:
+            session.close()
+
+    def release_rows(self, ref: str) -> SessionInfo:
+        """Give up the session's rows; ids and text stay, and the next resume reads them again."""
+        session = self.open(ref)
+        try:
+            self._commit(session, self._next(session, bare(_stored(session).manifest)))
+        finally:
+            session.close()
+        return self.info(session.id)
+
+    # --- pins ---------------------------------------------------------------------------------
+
+    def pin(self, ref: str, name: str) -> Pin:
+        """Keep the session's newest turn under `name`, out of reach of gc and TTL."""
+        return self._pins.add(self._catalog.session(self._catalog.find(ref)), name)
+
+    def pins(self) -> list[Pin]:
+        return self._pins.list()
+
+    def load(self, name: str) -> SessionInfo:
+        """A new session that goes on from a pin."""
+        entry = self._catalog.pin(name)
+        return self._begin(replace(entry.manifest, kind=ManifestKind.TURN, pin=None), None, entry)
+
+    def unpin(self, name: str) -> None:
+        self._pins.remove(name)
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def list(self) -> list[SessionInfo]:
+        """Every session, the newest first."""
+        return list_sessions(self.store, self.policy)
+
+    def info(self, ref: str) -> SessionInfo:
+        session = self._catalog.find(ref)
+        return next(info for info in self.list() if info.id == session)
+
+    def latest(self) -> SessionInfo | None:
+        return next(iter(self.list()), None)
+
+    def manifest(self, ref: str) -> Manifest:
+        return self._catalog.session(self._catalog.find(ref)).manifest
+
+    def usage(self) -> Usage:
+        return usage(self.store)
+
+    # --- moving, checking, collecting ---------------------------------------------------------
+
+    def export(self, ref: str, out: BinaryIO) -> ExportInfo:
+        """Write the session as one `.tenuto` archive."""
+        return export(out, self.manifest(ref), self.store)
+
+    def export_live(
+        self, session: Session, seq: SeqId, messages: Sequence[Message], out: BinaryIO
+    ) -> ExportInfo:
+        """Write a live conversation as one archive without touching the store."""
+        return export_turn(out, self.engine, session, seq, messages, self.policy, self.tenant)
+
+    def import_(self, source: BinaryIO, name: str | None = None) -> SessionInfo:
+        """A new session from an archive; it appears only after the whole archive was verified."""
+        if name is not None:
+            self._catalog.check_free(name)
+        return self._begin(read_archive(source, self.store), name, None)
+
+    def check(self) -> CheckReport:
+        """Read everything and tell what is wrong; changes nothing."""
+        return check_store(self.store)
+
+    def repair(self) -> CheckReport:
+        """Rebuild a damaged index from the manifests; give up damaged rows, keep their text."""
+        return repair_store(self.store, self._prefixes)
+
+    def plan_gc(self) -> GcPlan:
+        return plan_gc(self.store, self.policy)
+
+    def collect(self, plan: GcPlan) -> GcResult:
+        return collect(self.store, self.policy, plan, self.delete, self.release_rows)
+
+    # --- parts of the verbs -------------------------------------------------------------------
+
+    def _lease(self, session: str) -> KeepAlive:
+        return KeepAlive(self.store, session, self._holder, self.policy.lease)
+
+    def _next(self, session: Session, manifest: Manifest) -> Manifest:
+        entry = _stored(session)
+        return replace(
+            manifest, generation=entry.manifest.generation + 1, parent=entry.blob, updated=self.store.now()
+        )
+
+    def _commit(self, session: Session, manifest: Manifest) -> int:
+        """Put the manifest and swap the ref to it. Returns the manifest's bytes."""
+        first = session.entry is None
+        if first and session.name is not None:
+            self._catalog.take_name(session.name, session.id)
+        data = manifest.encode()
+        blob = self.store.put(BlobClass.MANIFEST, data)
+        self._swap(session, blob.encode())
+        session.entry = Entry(names.session_ref(session.id), blob, manifest)
+        return len(data)
+
+    def _swap(self, session: Session, new: bytes | None) -> None:
+        old = session.entry.blob.encode() if session.entry else None
+        if not session.lease.swap(names.session_ref(session.id), old, new):
+            raise StaleSession(f"session {session.id} was changed by another writer; nothing was overwritten")
+
+    def _begin(self, past: Manifest, name: str | None, source: Entry | None) -> SessionInfo:
+        """Commit `past` as a new session, while `source` still stands where it was read."""
+        if name is not None:
+            self._catalog.check_free(name)
+        session = names.new_session_id()
+        now = self.store.now()
+        manifest = replace(
+            past,
+            session=session,
+            tenant=self.tenant,
+            name=name,
+            generation=1,
+            parent=source.blob if source else None,
+            forked_from=_origin(past, source),
+            created=now,
+            updated=now,
+        )
+        blob = self.store.put(BlobClass.MANIFEST, manifest.encode())
+        guard = source.guard if source else None
+        if not self.store.swap(names.session_ref(session), None, blob.encode(), guard=guard):
+            raise StaleSession(f"session {past.session} moved on while it was read; try again")
+        if name is not None:
+            self._catalog.take_name(name, session)
+        self._prefixes.add(manifest, 0)
+        return self.info(session)
+
+
+def _origin(past: Manifest, source: Entry | None) -> Origin:
+    blob = source.blob if source else manifest_id(past.encode())
+    return Origin(past.session, blob, past.length)
+
+
+def _stored(session: Session) -> Entry:
+    if session.entry is None:
+        raise SessionNotFound(f"session {session.id} was never saved")
+    return session.entry

@@ -1,0 +1,49 @@
+"""Pins: turns kept under a name, which gc and TTL spare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.errors import SessionExists, StaleSession
+from serialization.blobs import BlobClass, Store
+from serialization.manifest import ManifestKind
+from sessions import names
+from sessions.catalog import Catalog, Entry
+from sessions.session import Pin
+
+
+class Pins:
+    """Pin, list and unpin the stored turns of one store. A pin has a manifest of its own, so that a
+    rebuilt index finds it again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._catalog = Catalog(store)
+
+    def add(self, entry: Entry, name: str) -> Pin:
+        """Keep `entry` under `name`. Raises SessionExists, NameRefused, StaleSession."""
+        names.check_name(name)
+        source = entry.manifest
+        pinned = replace(
+            source, kind=ManifestKind.PIN, pin=name, parent=entry.blob, updated=self._store.now()
+        )
+        blob = self._store.put(BlobClass.MANIFEST, pinned.encode())
+        # Only while the session still stands at this turn: else gc might already have met its blobs.
+        if not self._store.swap(names.pin_ref(name), None, blob.encode(), guard=entry.guard):
+            if self._store.read(names.pin_ref(name)) is not None:
+                raise SessionExists(f"a pin named {name!r} exists already")
+            raise StaleSession(f"session {source.session} moved on while it was pinned; pin it again")
+        return Pin(name, source.session, len(source.tokens), pinned.updated)
+
+    def list(self) -> list[Pin]:
+        return [
+            Pin(name, entry.manifest.session, len(entry.manifest.tokens), entry.manifest.updated)
+            for name, entry in sorted(self._catalog.contents().pins.items())
+        ]
+
+    def remove(self, name: str) -> None:
+        """Raises SessionNotFound."""
+        entry = self._catalog.pin(name)
+        if not self._store.swap(entry.ref, entry.blob.encode(), None):
+            raise StaleSession(f"pin {name!r} was changed by another writer")
+        self._store.delete_blob(entry.blob, 0)  # no one else's, and a rebuilt index must not find it

@@ -1,0 +1,105 @@
+"""The prefix index: which stored session has already read these tokens.
+
+A chunk border is keyed by a chain of (fingerprint, tenant, all tokens before it), so that equal keys
+mean equal pasts under equal models. The index only says where to look: a hit is believed after the
+token ids of the manifest compared equal, and only rows that were computed are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+from blake3 import blake3
+
+from engine.errors import SessionNotFound, StateError
+from engine.state import Fingerprint, Provenance
+from serialization.blobs import Store
+from serialization.chunks import CHUNK_TOKENS
+from serialization.manifest import Manifest
+from serialization.resume import last_resumable
+from sessions.catalog import Catalog
+from sessions.names import PREFIXES
+
+_CONTEXT = "tenuto prefix index, version 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first `length` rows of a stored session belong to these tokens."""
+
+    session: str
+    manifest: Manifest
+    length: int
+
+
+class PrefixIndex:
+    """Keys of chunk borders in refs. It holds hints alone: losing it costs reading, never truth."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+
+    def add(self, manifest: Manifest, known: int) -> None:
+        """Enter the whole computed chunks of `manifest` beyond the first `known` tokens."""
+        stop = computed_prefix(manifest)
+        names = self._names(manifest.fingerprint, manifest.tokens[:stop])
+        value = manifest.session.encode()
+        self._store.hint({name: value for name in names[known // CHUNK_TOKENS :]})
+
+    def find(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> Hit | None:
+        """The longest believed prefix of `tokens`, at least one chunk, or None."""
+        names = self._names(fingerprint, tokens)
+        values = self._store.read_many(names) if names else ()
+        best: Hit | None = None
+        seen: set[bytes] = set()
+        for value in reversed(values):
+            if value is None or value in seen:
+                continue
+            seen.add(value)
+            hit = self._believe(value.decode(), fingerprint, tokens)
+            if hit and (best is None or hit.length > best.length):
+                best = hit
+            if len(seen) == 4:  # the longest keys name the best candidates
+                break
+        return best
+
+    def _believe(self, session: str, fingerprint: Fingerprint, tokens: Sequence[int]) -> Hit | None:
+        try:
+            manifest = Catalog(self._store).session(session).manifest
+        except (SessionNotFound, StateError):
+            return None  # only a hint; `check` is where damage is told
+        if manifest.fingerprint.meaning != fingerprint.meaning:
+            return None
+        length = min(common_prefix(manifest.tokens, tokens), computed_prefix(manifest))
+        length = last_resumable(manifest, length)
+        return Hit(session, manifest, length) if length >= CHUNK_TOKENS else None
+
+    def _names(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[str]:
+        ids = np.asarray(tokens, dtype="<i4")
+        key = blake3(
+            msgpack.packb([sorted(fingerprint.meaning.items()), self._tenant]), derive_key_context=_CONTEXT
+        ).digest()
+        names = []
+        for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
+            key = blake3(ids[start : start + CHUNK_TOKENS].tobytes(), key=key).digest()
+            names.append(PREFIXES + key.hex())
+        return names
+
+
+def computed_prefix(manifest: Manifest) -> int:
+    """How many leading tokens have rows that were computed, not shifted, edited or imported."""
+    stop = 0
+    for span in manifest.spans:
+        if span.provenance is not Provenance.COMPUTED or span.start != stop:
+            break
+        stop = span.stop
+    return stop
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(differ[0]) if len(differ) else n

@@ -1,0 +1,63 @@
+"""Manifests with less in them: cut back before a message, without rows, without damaged rows, none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from engine.state import Pending
+from serialization.blobs import BlobId
+from serialization.manifest import Manifest, ManifestKind
+from serialization.refs import StoredLogits
+from serialization.resume import spans_within
+
+
+def before(manifest: Manifest, index: int) -> Manifest:
+    """As the session stood before message `index`: its last id pending, its rows cut by reference."""
+    ids = manifest.messages[index].start
+    past = replace(manifest, messages=manifest.messages[:index])
+    return _cut(past, ids - 1) if ids else _cut(past, 0)
+
+
+def bare(manifest: Manifest) -> Manifest:
+    """Without rows and point state; ids, text and edge stay, so that all can be read again."""
+    chunks = tuple(replace(chunk, blobs=()) for chunk in manifest.chunks)
+    return replace(manifest, chunks=chunks, checkpoints=())
+
+
+def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
+    """Without the `damaged` blobs. If the next token's logits are among them, the last token is fed again."""
+    chunks = tuple(
+        replace(chunk, blobs=tuple(blob for blob in chunk.blobs if blob.ref.blob not in damaged))
+        for chunk in manifest.chunks
+    )
+    points = tuple(p for p in manifest.checkpoints if p.ref is None or p.ref.blob not in damaged)
+    left = replace(manifest, chunks=chunks, checkpoints=points)
+    if isinstance(left.edge, StoredLogits) and left.edge.ref.blob in damaged:
+        return _cut(left, left.length - 1)
+    return left
+
+
+def tombstone(manifest: Manifest) -> Manifest:
+    """What is left of a deleted session: that it was there, and is not."""
+    empty = _cut(replace(manifest, messages=()), 0)
+    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="")
+
+
+def has_rows(manifest: Manifest) -> bool:
+    return any(chunk.blobs for chunk in manifest.chunks) or any(p.ref for p in manifest.checkpoints)
+
+
+def _cut(manifest: Manifest, length: int) -> Manifest:
+    """The first `length` tokens; the id that followed is pending (unless nothing is left before it)."""
+    if length == manifest.length:
+        return manifest
+    return replace(
+        manifest,
+        tokens=manifest.tokens[:length],
+        spans=spans_within(manifest.spans, 0, length),
+        chunks=tuple(chunk for chunk in manifest.chunks if chunk.start < length),
+        checkpoints=tuple(point for point in manifest.checkpoints if point.position <= length),
+        edge=Pending(manifest.tokens[length]) if length else None,
+        canary=None,
+    )

@@ -1,0 +1,185 @@
+"""From a manifest to a live sequence, with the truth about what was reused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from engine.errors import BlobMissing, Corrupt, FingerprintMismatch, StateError, TenutoError
+from engine.runner import Engine
+from engine.state import NextLogits, Pending, SamplerParams, SeqId, SequenceState
+from serialization.blobs import Store
+from serialization.manifest import Manifest
+from serialization.resume import last_resumable
+from serialization.snapshot import read_state
+from sessions.policy import Policy
+from sessions.prefix import common_prefix
+from sessions.reduce import has_rows
+
+
+class Reason(StrEnum):
+    """Why so much was reused, and not more."""
+
+    EXACT = "exact"  # every row came back, on the same build and kind of device
+    COMPATIBLE = "compatible"  # every row came back, another build made it, the canary agreed
+    PREFIX = "prefix"  # rows of an equal past were shared
+    NEW = "new"  # there was nothing to reuse
+    EXPIRED = "expired"  # the rows were given up by age or budget; the token ids were read again
+    NO_CHECKPOINT = "no-checkpoint"  # the model's memory cannot go on from there; the rest was read again
+    TEMPLATE_DIVERGED = "template-diverged"  # the chat template no longer renders the same past
+    EDITED = "edited"  # the conversation was cut back by its owner
+    FINGERPRINT = "fingerprint"  # made by another model or configuration; read again
+    CORRUPT = "corrupt"  # stored bytes were damaged; read again
+    MISSING = "missing"  # stored bytes were gone; read again
+
+
+class Fallback(StrEnum):
+    """What to do when stored rows cannot be believed."""
+
+    REFUSE = "refuse"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """`restored` tokens came from storage or memory, `recomputed` were read again, in `seconds`."""
+
+    reason: Reason
+    restored: int
+    recomputed: int
+    seconds: float
+    detail: str = ""
+
+
+def restore(
+    engine: Engine, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback = Fallback.REFUSE
+) -> tuple[SeqId, RestoreResult]:
+    """A live sequence with all that `manifest` says, or an error and nothing left behind.
+
+    Rows that were given up by age are read again without asking. What is damaged, missing or made by
+    another model raises Corrupt, BlobMissing or FingerprintMismatch, unless `fallback` says to
+    recompute from the token ids.
+    """
+    started = time.perf_counter()
+    try:
+        seq, reason, restored, detail = _from_rows(engine, store, manifest, policy)
+    except (FingerprintMismatch, Corrupt, BlobMissing) as error:
+        reason = _reason(error)
+        expired = isinstance(error, BlobMissing) and store.rows_expire
+        if fallback is Fallback.REFUSE and not expired:
+            raise
+        reason, detail = (Reason.EXPIRED, "") if expired else (reason, str(error))
+        seq, restored = engine.create(manifest.sampler), 0
+    if not _same_words(engine, manifest):  # its ids mean other text here: the text is rendered anew
+        return seq, RestoreResult(reason, 0, 0, time.perf_counter() - started, detail)
+    try:
+        _read_rest(engine, seq, manifest, restored)
+    except BaseException:
+        engine.close(seq)
+        raise
+    recomputed = len(manifest.tokens) - restored
+    return seq, RestoreResult(reason, restored, recomputed, time.perf_counter() - started, detail)
+
+
+def seed(
+    engine: Engine, store: Store, manifest: Manifest | None, tokens: Sequence[int], sampler: SamplerParams
+) -> tuple[SeqId, int]:
+    """A live sequence with the first n of `tokens` from stored rows, and n (0 where nothing can be had)."""
+    length = 0
+    if manifest is not None and not list(manifest.fingerprint.differing(engine.fingerprint)):
+        length = last_resumable(manifest, common_prefix(manifest.tokens, tokens))
+    if length == 0 or manifest is None:
+        return engine.create(sampler), 0
+    try:
+        state = read_state(store, manifest, length)
+    except StateError:  # the ids are at hand, so the caller reads them again, and says so
+        return engine.create(sampler), 0
+    return engine.restore(replace(state, sampler=sampler)), length
+
+
+def refuse_other_model(engine: Engine, manifest: Manifest) -> None:
+    """Raises FingerprintMismatch, naming the fields, unless `manifest` means the same here."""
+    differing = list(manifest.fingerprint.differing(engine.fingerprint))
+    if differing:
+        field, theirs, mine = differing[0]
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise FingerprintMismatch(
+            f"session {manifest.session} was made with {field} = {theirs}, this engine has {mine}{more}",
+            fields=[name for name, _, _ in differing],
+        )
+
+
+def _from_rows(
+    engine: Engine, store: Store, manifest: Manifest, policy: Policy
+) -> tuple[SeqId, Reason, int, str]:
+    if not manifest.tokens:
+        return engine.create(manifest.sampler), Reason.NEW, 0, ""
+    refuse_other_model(engine, manifest)
+    if not has_rows(manifest):
+        return engine.create(manifest.sampler), Reason.EXPIRED, 0, "its rows were given up by age or budget"
+    length = last_resumable(manifest, len(manifest.tokens))
+    if length == 0:
+        return engine.create(manifest.sampler), Reason.NO_CHECKPOINT, 0, ""
+    state = read_state(store, manifest, length)
+    seq = engine.restore(state)
+    if length < len(manifest.tokens):
+        return seq, Reason.NO_CHECKPOINT, length, f"its memory can go on from {length:,} tokens"
+    if dict(state.fingerprint.making) == dict(engine.fingerprint.making):
+        return seq, Reason.EXACT, length, ""
+    try:
+        detail = _canary(engine, seq, state, policy)
+    except BaseException:
+        engine.close(seq)
+        raise
+    return seq, Reason.COMPATIBLE, length, detail
+
+
+def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) -> str:
+    """One token is computed again and compared with its stored logits before another build's rows
+    are believed."""
+    changed = sorted(
+        name
+        for name in {*state.fingerprint.making, *engine.fingerprint.making}
+        if state.fingerprint.making.get(name) != engine.fingerprint.making.get(name)
+    )
+    if state.canary is None:
+        raise FingerprintMismatch(
+            f"the state was made with another {', '.join(changed)} and has no canary to check it by"
+        )
+    drift = engine.canary_drift(seq, state.canary)
+    if not drift <= policy.drift:
+        raise FingerprintMismatch(
+            f"the state was made with another {', '.join(changed)}, and its canary logits are off by {drift:.2f}",
+            drift=drift,
+        )
+    return f"made with another {', '.join(changed)}; canary logits within {drift:.2g}"
+
+
+def _read_rest(engine: Engine, seq: SeqId, manifest: Manifest, restored: int) -> None:
+    """Feed the ids that have no rows, and put the pending one back."""
+    rest = manifest.tokens[restored:]
+    if rest:
+        engine.feed(seq, rest)
+        engine.set_sampler(seq, manifest.sampler)
+        if isinstance(manifest.edge, Pending):
+            engine.set_pending(seq, manifest.edge.token)
+    elif manifest.tokens and isinstance(engine.edge(seq), NextLogits | None):
+        if isinstance(manifest.edge, Pending):
+            engine.set_pending(seq, manifest.edge.token)
+
+
+def _same_words(engine: Engine, manifest: Manifest) -> bool:
+    return manifest.fingerprint.meaning.get("tokenizer") == engine.fingerprint.meaning.get("tokenizer")
+
+
+def _reason(error: TenutoError) -> Reason:
+    match error:
+        case FingerprintMismatch():
+            return Reason.FINGERPRINT
+        case BlobMissing():
+            return Reason.MISSING
+        case StateError():
+            return Reason.CORRUPT
+    raise error

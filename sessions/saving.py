@@ -1,0 +1,98 @@
+"""The bytes of one turn: snapshot what is new, put its blobs, draw up the manifest that names them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from engine.runner import Engine
+from engine.state import SeqId, SequenceState
+from serialization.archive import write_archive
+from serialization.blobs import Store
+from serialization.manifest import Manifest, ManifestKind, Message
+from serialization.pipelines import codec_set
+from serialization.resume import first_new
+from serialization.snapshot import WrittenState, write_state
+from sessions.policy import Policy
+from sessions.session import ExportInfo, Session
+from sessions.stores.memory import MemoryStore
+
+
+def write_turn(
+    store: Store,
+    engine: Engine,
+    session: Session,
+    seq: SeqId,
+    messages: Sequence[Message],
+    policy: Policy,
+    tenant: str,
+) -> tuple[Manifest, int, int]:
+    """Put the row blobs of the session's next turn. Returns its manifest, and blobs and bytes written."""
+    before = session.manifest
+    if before is not None and list(before.fingerprint.differing(engine.fingerprint)):
+        before = None  # rows of another model, read again: none of the stored ones can be kept
+    since = first_new(before, engine.tokens(seq), engine.spans(seq), session.synced)
+    state = engine.snapshot(seq, since)
+    written = write_state(store, state, before, session.synced, codec_set(policy.codec))
+    manifest = _manifest(engine, session, messages, tenant, state, written, store.now())
+    return manifest, written.num_blobs, written.nbytes
+
+
+def export_turn(
+    out: BinaryIO,
+    engine: Engine,
+    session: Session,
+    seq: SeqId,
+    messages: Sequence[Message],
+    policy: Policy,
+    tenant: str,
+) -> ExportInfo:
+    """Write a live sequence as one archive, by way of memory: no store is touched."""
+    aside = MemoryStore()
+    state = engine.snapshot(seq, 0)
+    written = write_state(aside, state, None, 0, codec_set(policy.codec))
+    manifest = _manifest(engine, session, messages, tenant, state, written, time.time())
+    return export(out, manifest, aside)
+
+
+def export(out: BinaryIO, manifest: Manifest, store: Store) -> ExportInfo:
+    """Write a stored turn as one archive."""
+    return ExportInfo(write_archive(out, manifest, store), sum(1 for _ in manifest.blobs()))
+
+
+def _manifest(
+    engine: Engine,
+    session: Session,
+    messages: Sequence[Message],
+    tenant: str,
+    state: SequenceState,
+    written: WrittenState,
+    now: float,
+) -> Manifest:
+    before = session.manifest
+    return Manifest(
+        session=session.id,
+        tenant=tenant,
+        name=session.name,
+        title=session.title,
+        kind=ManifestKind.TURN,
+        pin=None,
+        generation=session.generation + 1,
+        parent=session.entry.blob if session.entry else None,
+        forked_from=session.forked_from,
+        created=before.created if before else now,
+        updated=now,
+        model=engine.model_name,
+        template=engine.template.digest if engine.template else None,
+        fingerprint=state.fingerprint,
+        layout=state.layout,
+        tokens=state.tokens,
+        spans=state.spans,
+        messages=tuple(messages),
+        sampler=state.sampler,
+        canary=state.canary,
+        chunks=written.chunks,
+        checkpoints=written.checkpoints,
+        edge=written.edge,
+    )

@@ -1,0 +1,91 @@
+"""A session's records: the open handle of a writer, and what a reader is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serialization.manifest import Manifest, Origin
+from sessions.catalog import Entry
+from sessions.lease import KeepAlive
+
+
+@dataclass(slots=True)
+class Session:
+    """An open session: its lease, and the stored turn it stands at (None before the first save).
+
+    `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
+    chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
+    """
+
+    id: str
+    name: str | None
+    title: str
+    lease: KeepAlive
+    entry: Entry | None = None
+    forked_from: Origin | None = None
+    synced: int = 0
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.entry.manifest if self.entry else None
+
+    @property
+    def generation(self) -> int:
+        return self.entry.manifest.generation if self.entry else 0
+
+    def cut(self, length: int) -> None:
+        """The rows beyond `length` tokens are no longer those that were stored."""
+        self.synced = min(self.synced, length)
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self.lease.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What `ls` shows of a session. Sizes are stored bytes: `own_bytes` are referenced by no other
+    session or pin, `shared_bytes` by others too. Times are seconds since the epoch."""
+
+    id: str
+    name: str | None
+    title: str
+    parent: str | None
+    model: str
+    generation: int
+    created: float
+    updated: float
+    length: int
+    turns: int
+    own_bytes: int
+    shared_bytes: int
+    pins: tuple[str, ...]
+    expires: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A turn kept under a name, out of reach of gc and TTL."""
+
+    name: str
+    session: str
+    length: int
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExportInfo:
+    """An archive that was written: its size, and the blobs of rows and point state in it."""
+
+    nbytes: int
+    num_blobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """One committed turn: what was written for it, encoded, and how long that took."""
+
+    generation: int
+    blobs_written: int
+    bytes_written: int
+    seconds: float
