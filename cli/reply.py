@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -60,11 +60,18 @@ class Interrupts:
             raise click.exceptions.Exit(128 + self.leave)
 
 
-def leave_on_hangup() -> None:
+@contextmanager
+def leaving_on_hangup() -> Iterator[None]:
     """Outside a reply, a closed terminal or SIGTERM unwinds the program, so that all is closed in order."""
-    if threading.current_thread() is threading.main_thread():
-        for number in _LEAVE:
-            signal.signal(number, _leave)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _leave) for number in _LEAVE}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

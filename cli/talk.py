@@ -9,7 +9,7 @@ from cli.app import App
 from cli.lines import Lines
 from cli.options import EngineOptions, SamplingOptions
 from cli.repl import Repl
-from cli.reply import Interrupts, leave_on_hangup, show
+from cli.reply import Interrupts, leaving_on_hangup, show
 from cli.restored import restored_data, tell_restored
 
 if TYPE_CHECKING:
@@ -59,38 +59,41 @@ def talk(app: App, opened: Opened, sampling: SamplingOptions) -> None:
     repl = Repl(
         app.out, opened.manager, opened.engine, opened.conversation, opened.sampler, sampling, Lines()
     )
-    leave_on_hangup()
     try:
-        repl.run()
+        with leaving_on_hangup():
+            repl.run()
     finally:
         repl.conversation.close()
 
 
 def answer_once(app: App, opened: Opened, sampling: SamplingOptions, prompt: str) -> None:
     """Say `prompt`, print the reply. Raises what kept the turn from being saved."""
+    try:
+        with leaving_on_hangup():
+            _answer(app, opened.conversation, sampling, prompt)
+    finally:
+        opened.conversation.close()
+
+
+def _answer(app: App, chat: Conversation, sampling: SamplingOptions, prompt: str) -> None:
     from sessions.conversation import Reply
 
-    chat = opened.conversation
-    leave_on_hangup()
-    try:
-        if chat.restored is not None and not app.out.as_json:
-            tell_restored(app.out, chat.restored)
-        with Interrupts() as interrupts:
-            ask = Reply(sampling.max_tokens, sampling.stop, interrupts.asked)
-            text, finish = show(chat.say(prompt, ask), app.out)
-        if app.out.as_json:
-            app.out.data(
-                {
-                    "session": chat.session.id,
-                    "reply": text,
-                    "finish": finish,
-                    "length": len(chat.ids),
-                    "restored": restored_data(chat.restored) if chat.restored else None,
-                    "saved": chat.save_error is None,
-                }
-            )
-        interrupts.leave_if_asked()
-        if chat.save_error is not None:
-            raise chat.save_error
-    finally:
-        chat.close()
+    if chat.restored is not None and not app.out.as_json:
+        tell_restored(app.out, chat.restored)
+    with Interrupts() as interrupts:
+        ask = Reply(sampling.max_tokens, sampling.stop, interrupts.asked)
+        text, finish = show(chat.say(prompt, ask), app.out)
+    if app.out.as_json:
+        app.out.data(
+            {
+                "session": chat.session.id,
+                "reply": text,
+                "finish": finish,
+                "length": len(chat.ids),
+                "restored": restored_data(chat.restored) if chat.restored else None,
+                "saved": chat.save_error is None,
+            }
+        )
+    interrupts.leave_if_asked()
+    if chat.save_error is not None:
+        raise chat.save_error
