@@ -69,7 +69,7 @@ def _redis(url: str, tenant: str, config: StoreConfig) -> Store:
 
 
 def _tiered(url: str, tenant: str, config: StoreConfig) -> Store:
-    """`tiered:memory=SIZE,disk=SIZE@FOLDER,STORE`: quick tiers in their order, then the last store's address."""
+    """`tiered:memory=SIZE,disk=SIZE@FOLDER,STORE`: quick tiers in their order, then the last store."""
     caches: list[CacheTier] = []
     rest = url.removeprefix("tiered:")
     while found := _TIER.match(rest):
@@ -89,7 +89,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", text)
     if found is None:
         raise UsageError(f"not a size: {text!r} (like 256M or 2GiB)")
-    return int(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
+    return int(found[1]) << (10 * " KMGT".index(found[2] or " "))
 
 
 SCHEMES: dict[str, Callable[[str, str, StoreConfig], Store]] = {

@@ -44,19 +44,10 @@ class CacheTier:
 
     def get(self, blob: BlobId) -> bytes | None:
         """The bytes, verified; None if this tier does not have them or they are damaged here."""
+        data: bytes | None = None
         with self._lock, self._forgiving():
-            try:
-                data = self._store.get(blob)
-            except BlobMissing:
-                self._used -= self._sizes.pop(blob, 0)
-                return None
-            except TenutoError:
-                self._evict(blob)
-                raise
-            self._sizes[blob] = len(data)
-            self._sizes.move_to_end(blob)
-            return data
-        return None
+            data = self._get(blob)
+        return data
 
     def put(self, cls: BlobClass, blob: BlobId, data: Bytes) -> None:
         """Keeps a copy, making room for it first; one beyond the whole budget is not kept."""
@@ -77,6 +68,21 @@ class CacheTier:
 
     def close(self) -> None:
         self._store.close()
+
+    def _get(self, blob: BlobId) -> bytes | None:
+        try:
+            data = self._store.get(blob)
+        except BlobMissing:
+            self._used -= self._sizes.pop(blob, 0)
+            return None
+        except TenutoError:
+            self._evict(blob)
+            raise
+        if blob not in self._sizes:  # put by another process
+            self._used += len(data)
+            self._sizes[blob] = len(data)
+        self._sizes.move_to_end(blob)
+        return data
 
     def _make_room(self, nbytes: int) -> None:
         if self._used + nbytes <= self._budget:
