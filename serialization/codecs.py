@@ -50,7 +50,7 @@ class Codec(Protocol):
 
     `sizes` tells the streams' sizes after the step from those before (for an entropy step: unpacked);
     `decode(streams, sizes, grid)` gets the sizes before the step and returns streams of just those sizes,
-    or raises Corrupt. It may change the streams it is given.
+    or raises Corrupt. Streams that are given are never changed; they may be handed on.
     """
 
     @property
@@ -173,9 +173,14 @@ class ChannelOffset:
 
     def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams:
         streams = _expected(streams, self.sizes(sizes, grid))
-        exponent = streams[0] if streams[0].flags.writeable else streams[0].copy()
-        for values, taken in zip(_by_run(exponent, grid), _offsets_by_run(streams[-1], grid), strict=True):
-            values += taken
+        exponent = np.empty_like(streams[0])
+        for values, taken, result in zip(
+            _by_run(streams[0], grid),
+            _offsets_by_run(streams[-1], grid),
+            _by_run(exponent, grid),
+            strict=True,
+        ):
+            np.add(values, taken, out=result)
         return [exponent, *streams[1:-1]]
 
 

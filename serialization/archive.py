@@ -1,0 +1,161 @@
+"""One session in one portable file (`.tenuto`, docs/format.md, section 6), written and read front to back.
+
+Neither end needs a file that can seek, and neither holds more than one blob at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+from blake3 import blake3
+
+from engine.errors import Corrupt
+from serialization.blobs import BlobClass, BlobId, Store, blob_class, short, verify_blob
+from serialization.limits import MAX_MANIFEST_NBYTES, refuse_above
+from serialization.manifest import Manifest, manifest_id
+from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
+
+_RECORD = struct.Struct("<cQ32s")  # letter, size, digest
+_LETTERS = {BlobClass.MANIFEST: b"M", BlobClass.ROWS: b"R", BlobClass.POINT: b"P"}
+_END = b"E"
+_DIGEST_NBYTES = 32
+_PIECE = 2**20
+
+
+class Sink(Protocol):
+    """Where an archive is written: a file, pipe or socket."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+class Source(Protocol):
+    """Where an archive is read. `read` may return less than asked, and nothing at the end alone."""
+
+    def read(self, nbytes: int, /) -> bytes: ...
+
+
+def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
+    """Write `manifest` and every blob that it names to `out`. Returns the number of bytes.
+
+    Raises BlobMissing, Corrupt, StoreUnavailable, and what `out` raises; what was written by then is no
+    archive, since it has no end.
+    """
+    whole = blake3()
+    nbytes = 0
+
+    def write(data: bytes) -> None:
+        nonlocal nbytes
+        whole.update(data)
+        nbytes += len(data)
+        out.write(data)
+
+    encoded = manifest.encode()
+    write(prefix(Letter.ARCHIVE))
+    write(_head(manifest_id(encoded), len(encoded)))
+    write(encoded)
+    for ref in manifest.blobs():
+        data = store.get(ref.blob)
+        if len(data) != ref.nbytes:
+            raise Corrupt(f"blob {short(ref.blob)}: not as large as its manifest says")
+        write(_head(ref.blob, len(data)))
+        write(data)
+    write(_END)
+    out.write(whole.digest())
+    return nbytes + _DIGEST_NBYTES
+
+
+def read_archive(src: Source, store: Store) -> Manifest:
+    """Put every blob of an archive in `store`, and return its manifest, which is *not* put.
+
+    Each blob is put as soon as its digest was right. If the archive turns out to be damaged further on, the
+    blobs put by then are unreferenced and gc collects them. The caller decides what session the manifest
+    becomes, and commits it.
+
+    Raises Corrupt, UnknownVersion, UnknownFeature, LimitExceeded, StoreFull, StoreUnavailable.
+    """
+
+    def put(blob: BlobId, data: bytes) -> None:
+        store.put(blob_class(blob), data)
+
+    return _read(src, put)
+
+
+def check_archive(src: Source) -> Manifest:
+    """Read a whole archive, storing nothing. Raises as `read_archive`."""
+
+    def verified(blob: BlobId, data: bytes) -> None:
+        pass
+
+    return _read(src, verified)
+
+
+def _read(src: Source, accept: Callable[[BlobId, bytes], None]) -> Manifest:
+    """Verify an archive to its end, handing each blob to `accept`."""
+    reader = _Reader(src)
+    check_prefix(Letter.ARCHIVE, reader.take(PREFIX_NBYTES), "archive")
+    letter, nbytes, digest = _RECORD.unpack(reader.take(_RECORD.size))
+    if letter != _LETTERS[BlobClass.MANIFEST]:
+        raise Corrupt("archive: it does not begin with a manifest")
+    refuse_above("manifest, in bytes", nbytes, MAX_MANIFEST_NBYTES)
+    encoded = reader.take(nbytes)
+    verify_blob(_named(BlobClass.MANIFEST, digest), encoded)
+    manifest = Manifest.decode(encoded)
+    for ref in manifest.blobs():
+        if reader.take(_RECORD.size) != _head(ref.blob, ref.nbytes):
+            raise Corrupt(f"archive: blob {short(ref.blob)} is not where it belongs")
+        data = reader.take(ref.nbytes)
+        verify_blob(ref.blob, data)
+        accept(ref.blob, data)
+    if reader.take(1) != _END:
+        raise Corrupt("archive: more blobs than its manifest names")
+    reader.end()
+    return manifest
+
+
+def _head(blob: BlobId, nbytes: int) -> bytes:
+    digest = bytes.fromhex(blob.rpartition("-")[2])
+    return _RECORD.pack(_LETTERS[blob_class(blob)], nbytes, digest)
+
+
+def _named(cls: BlobClass, digest: bytes) -> BlobId:
+    return BlobId(f"{cls}-b3-{digest.hex()}")
+
+
+class _Reader:
+    """Takes whole pieces from a source, and digests all that it took."""
+
+    def __init__(self, src: Source) -> None:
+        self._src = src
+        self._whole = blake3()
+
+    def take(self, nbytes: int) -> bytes:
+        """The next `nbytes`. Raises Corrupt at an early end; grows only as bytes arrive."""
+        taken = self._taken(nbytes)
+        self._whole.update(taken)
+        return taken
+
+    def end(self) -> None:
+        """Raises Corrupt unless the digest of all that was taken follows, and nothing more."""
+        digest = self._whole.digest()
+        if self._taken(_DIGEST_NBYTES) != digest:
+            raise Corrupt("archive: its digest is not that of its content")
+        if self._src.read(1):
+            raise Corrupt("archive: bytes after the end")
+
+    def _taken(self, nbytes: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < nbytes:
+            piece = self._src.read(min(_PIECE, nbytes - len(taken)))
+            if not piece:
+                raise Corrupt("archive: cut off")
+            taken += piece
+        return bytes(taken)
+
+
+def archive_nbytes(manifest: Manifest) -> int:
+    """The size that `write_archive` will write."""
+    sizes = (len(manifest.encode()), *(ref.nbytes for ref in manifest.blobs()))
+    records = sum(_RECORD.size + nbytes for nbytes in sizes)
+    return PREFIX_NBYTES + records + len(_END) + _DIGEST_NBYTES

@@ -1,0 +1,131 @@
+"""docs/format.md is executed: its examples are read, and its tables compared with the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Rows
+from serialization import limits
+from serialization.blobs import BlobClass, blob_id
+from serialization.canonical import unpack
+from serialization.chunks import decode_rows, encode_rows
+from serialization.manifest import Manifest
+from serialization.pipelines import DEFAULT, FAST, RAW, CodecSet
+from serialization.prefix import Letter, prefix
+from tests.serialization.states import EMPTY
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
+SPEC = PartSpec("k", PartKind.TOKEN, 0, "bf16", (2,))
+
+
+def fenced(label: str) -> str:
+    found = re.search(rf"```{label}\n(.*?)```", PAGE, re.DOTALL)
+    assert found, label
+    return found[1]
+
+
+def dumped(label: str) -> bytes:
+    """The bytes of a hex dump: offset, bytes, characters."""
+    return b"".join(bytes.fromhex(line[6:53]) for line in fenced(label).splitlines())
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The rows of the first table after a heading or phrase, by their first column."""
+    lines = PAGE[PAGE.index(heading) :].splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("|---"))
+    rows = {}
+    for line in lines[begin + 1 :]:
+        if not line.startswith("|"):
+            break
+        first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
+        rows[first] = others
+    return rows
+
+
+def test_the_example_of_a_chunk_is_what_the_code_reads_and_writes() -> None:
+    values = torch.tensor([[1.0, -2.0], [0.5, 4.0]]).bfloat16()
+    found = decode_rows(dumped("hex chunk"), PartKind.TOKEN, (SPEC,), 0, 2)
+    assert torch.equal(found.parts[0].view(torch.bfloat16), values)
+    rows = Rows(PartKind.TOKEN, 0, 2, (values.view(torch.uint8),))
+    assert encode_rows(PartKind.TOKEN, (SPEC,), 0, 2, [rows], RAW) == dumped("hex chunk")
+    assert blob_id(BlobClass.ROWS, dumped("hex chunk")) == fenced("text chunk-id").strip()
+
+
+def test_the_example_of_a_manifest_is_what_the_code_reads_and_writes() -> None:
+    wanted = replace(EMPTY, fingerprint=Fingerprint({"model": "b3-00"}, {}), created=1.5, updated=2.5)
+    assert Manifest.decode(dumped("hex manifest")) == wanted
+    assert wanted.encode() == dumped("hex manifest")
+
+
+def test_the_prefix_is_the_one_in_the_table() -> None:
+    rows = table("## 1. Three kinds of file")
+    assert rows["0"][1] == "`tenuto` in ASCII"
+    for letter in Letter:
+        assert f"`{letter.value.decode()}`" in rows["6"][1]
+        assert prefix(letter) == b"tenuto" + letter.value + b"\x01"
+
+
+def test_the_keys_of_a_manifest_are_those_in_the_table() -> None:
+    documented = {name for key in table("Every key below") for name in re.findall(r"`(\w+)`", key)}
+    assert documented == set(unpack(EMPTY.encode()[8:], "test"))
+
+
+def test_the_dtypes_are_those_in_the_table() -> None:
+    for names, (nbytes, values) in table("A section before encoding").items():
+        sizes = [int(each) for each in nbytes.split(", ")]
+        for name, size in zip(re.findall(r"`(\w+)`", names), sizes, strict=True):
+            assert DTYPES[name] == (size, int(re.match(r"\d+", values)[0]))  # type: ignore[index]
+    documented = {name for key in table("A section before encoding") for name in re.findall(r"`(\w+)`", key)}
+    assert documented == set(DTYPES)
+
+
+def spelt(codecs: CodecSet, dtype: str) -> str:
+    """A pipeline in the words of the table."""
+    words = []
+    for codec in codecs.pipeline(dtype):
+        settings = list(codec.config.values())
+        inner = "".join(f" {value}" for value in settings).replace("'", "")
+        words.append(codec.name + inner)
+    return ", ".join(words)
+
+
+def test_the_named_sets_are_those_in_the_table() -> None:
+    for dtypes, (fast, default) in table("Named sets of pipelines").items():
+        for dtype in dtypes.split(", "):
+            assert spelt(FAST, dtype) == fast
+            assert spelt(DEFAULT, dtype) == (fast if default == "the same" else default)
+
+
+def test_the_limits_are_those_in_the_table() -> None:
+    numbers = [
+        2 ** int(power) if power else int(plain.replace(",", ""))
+        for cells in table("## 7. Limits").values()
+        for power, plain in re.findall(r"2\^(\d+)|(?<!UTF-)\b(\d[\d,]*)\b", cells[0])
+    ]
+    assert numbers == [
+        limits.MAX_BLOB_NBYTES,
+        limits.MAX_RAW_NBYTES,
+        limits.MAX_HEADER_NBYTES,
+        limits.MAX_MANIFEST_NBYTES,
+        limits.MAX_TOKENS,
+        limits.MAX_TOKEN_ID + 1,
+        limits.MAX_CHUNKS,
+        limits.MAX_ENTRIES,
+        limits.MAX_TEXT_NBYTES,
+        limits.MAX_PARTS,
+        limits.MAX_AXES,
+        limits.MAX_ROW_NBYTES,
+        limits.MAX_WINDOW,
+        limits.MAX_FINGERPRINT,
+        limits.MAX_KEY,
+        limits.MAX_VALUE_NBYTES,
+        limits.MAX_ENTRIES,
+        limits.MAX_LABEL_NBYTES,
+        limits.MAX_FEATURES,
+        limits.MAX_CODECS,
+        limits.MAX_STREAMS,
+    ]
