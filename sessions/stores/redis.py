@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from redis.cluster import RedisCluster
-from redis.exceptions import RedisError
 
 from engine.errors import BlobMissing, IndexDamaged, StoreUnavailable, UnknownVersion
 from serialization.blobs import (
@@ -48,7 +47,7 @@ from sessions.stores.base import (
     unseal,
     unseal_row,
 )
-from sessions.stores.redis_connect import connect, redis_error
+from sessions.stores.redis_connect import CLIENT_ERRORS, connect, redis_error
 
 VERSION = b"1"
 _BATCH = 500
@@ -248,7 +247,7 @@ class RedisStore:
             self._acknowledge("the rebuilt refs")
 
     def close(self) -> None:
-        with contextlib.suppress(RedisError):
+        with contextlib.suppress(*CLIENT_ERRORS):
             self._client.close()
 
     def _blob(self, blob: BlobId) -> str:
@@ -332,5 +331,5 @@ class RedisStore:
 def _redis_errors() -> Iterator[None]:
     try:
         yield
-    except RedisError as error:
+    except CLIENT_ERRORS as error:
         raise redis_error(error) from error

@@ -30,6 +30,9 @@ PLAIN = ("redis", "rediss", "unix")
 SENTINEL = ("redis+sentinel", "rediss+sentinel")
 CLUSTER = ("redis+cluster", "rediss+cluster")
 
+#: All that the client library raises on purpose; the second is no kind of the first.
+CLIENT_ERRORS = (RedisError, RedisClusterException)
+
 _PORT = 6379
 _SENTINEL_PORT = 26379
 
@@ -59,7 +62,7 @@ def connect(url: str, config: StoreConfig) -> Any:
         return RedisCluster(startup_nodes=nodes, **options)
     except ValueError as error:
         raise UsageError(f"not a Redis address: {error}") from error
-    except RedisError as error:
+    except CLIENT_ERRORS as error:
         raise redis_error(error) from error
 
 
@@ -96,7 +99,7 @@ def _hosts(hosts: str, port: int) -> list[tuple[str, int]]:
     return found
 
 
-def redis_error(error: RedisError) -> StoreError:
+def redis_error(error: RedisError | RedisClusterException) -> StoreError:
     """What an error of the client library means to the caller, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError) or "NOAUTH" in text:

@@ -1,0 +1,199 @@
+"""The Redis store keeps every law of stores on one server and in a Cluster; and what only Redis does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.errors import BlobMissing, IndexDamaged, UnknownVersion, UsageError
+from serialization.blobs import BlobClass
+from sessions.stores.base import StoreConfig
+from sessions.stores.open import open_store
+from sessions.stores.redis import RedisStore
+from tests.redis_server import RedisServer
+from tests.sessions.stores.benches import RedisBench
+from tests.sessions.stores.contract import StoreContract
+
+pytestmark = pytest.mark.redis
+ROWS, MANIFEST = BlobClass.ROWS, BlobClass.MANIFEST
+
+
+@pytest.fixture
+def bench(redis_server: RedisServer) -> Iterator[RedisBench]:
+    bench = RedisBench(redis_server)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisServer]:
+    """A Cluster of one node that serves every slot."""
+    with RedisServer("--cluster-enabled", "yes") as server:
+        client = server.client()
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        deadline = time.monotonic() + 15
+        while not re.search(r"cluster_state\W+ok", str(client.execute_command("CLUSTER INFO"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        client.close()
+        yield server
+
+
+class TestRedisStore(StoreContract):
+    @pytest.fixture
+    def bench(self, redis_server: RedisServer) -> Iterator[RedisBench]:
+        bench = RedisBench(redis_server)
+        yield bench
+        bench.close()
+
+
+class TestRedisClusterStore(StoreContract):
+    @pytest.fixture
+    def bench(self, cluster: RedisServer) -> Iterator[RedisBench]:
+        bench = RedisBench(cluster, f"redis+cluster://127.0.0.1:{cluster.port}")
+        yield bench
+        bench.close()
+
+
+def test_rows_live_on_while_they_are_read_or_put(bench: RedisBench) -> None:
+    store = bench.open(config=StoreConfig(rows_ttl=100, manifest_ttl=200))
+    assert store.rows_expire
+    for cls, ttl in ((ROWS, 100_000), (BlobClass.POINT, 100_000), (MANIFEST, 200_000)):
+        blob = store.put(cls, b"x")
+        for use in (lambda blob=blob: store.get(blob), lambda cls=cls: store.put(cls, b"x")):
+            bench.raw.pexpire(bench.key(blob), 50_000)
+            use()
+            assert ttl - 5000 < bench.raw.pttl(bench.key(blob)) <= ttl
+
+
+def test_manifests_and_refs_never_expire_by_default(bench: RedisBench) -> None:
+    store = bench.open()
+    blob = store.put(MANIFEST, b"conversation")
+    store.swap("s", None, b"x")
+    assert bench.raw.pttl(bench.key(blob)) == -1
+    assert bench.raw.pttl(f"{bench.prefix}refs") == -1
+    assert bench.raw.pttl(bench.key(store.put(ROWS, b"rows"))) > 0
+
+
+def test_nothing_expires_where_that_is_asked(bench: RedisBench) -> None:
+    store = bench.open(config=StoreConfig(rows_ttl=None))
+    assert not store.rows_expire
+    blob = store.put(ROWS, b"x")
+    assert bench.raw.pttl(bench.key(blob)) == -1
+    bench.raw.pexpire(bench.key(blob), 50_000)
+    store.put(ROWS, b"x")
+    assert bench.raw.pttl(bench.key(blob)) == -1
+
+
+def test_an_expired_blob_is_a_miss_and_its_age_is_swept(bench: RedisBench) -> None:
+    store = bench.open()
+    blob, stays = store.put(ROWS, b"expires"), store.put(ROWS, b"stays")
+    bench.raw.pexpire(bench.key(blob), 1)
+    time.sleep(0.05)
+    with pytest.raises(BlobMissing):
+        store.get(blob)
+    assert [info.blob for info in store.list_blobs()] == [stays]
+    assert bench.raw.zcard(f"{bench.prefix}ages") == 2
+    store.sweep(0)
+    assert bench.raw.zrange(f"{bench.prefix}ages", 0, -1) == [stays.encode()]
+
+
+def test_blobs_are_listed_though_their_ages_are_lost(bench: RedisBench) -> None:
+    store = bench.open()
+    blob = store.put(MANIFEST, b"x")
+    bench.raw.delete(f"{bench.prefix}ages")
+    assert [(info.blob, info.age) for info in store.list_blobs()] == [(blob, 0.0)]
+    assert not store.delete_blob(blob, 10)
+    bench.age(blob, 20)
+    assert store.delete_blob(blob, 10)
+
+
+def test_listing_more_than_a_batch_is_complete(bench: RedisBench) -> None:
+    store = bench.open()
+    pipe = bench.raw.pipeline()
+    blobs = {f"rows-b3-{number:064x}" for number in range(1700)}
+    for blob in blobs:
+        pipe.set(f"{bench.prefix}b:{blob}", b"12")
+    pipe.execute()
+    found = list(store.list_blobs())
+    assert {info.blob for info in found} == blobs
+    assert len(found) == len(blobs)
+    store.hint({f"n/{number}": b"x" for number in range(1700)})
+    assert len(list(store.list_refs("n/"))) == 1700
+
+
+def test_all_keys_of_a_tenant_share_one_slot(bench: RedisBench) -> None:
+    store = bench.open()
+    store.put(ROWS, b"x")
+    store.swap("s", None, b"x")
+    store.rebuild({"s": b"y"})
+    assert all(key.startswith(bench.prefix.encode()) for key in bench.raw.scan_iter())
+    assert len(list(bench.raw.scan_iter(f"{bench.prefix}aside:*"))) == 1
+
+
+def test_a_newer_version_is_refused(bench: RedisBench) -> None:
+    bench.open()
+    bench.raw.set(f"{bench.prefix}version", b"2")
+    with pytest.raises(UnknownVersion, match="version"):
+        bench.open()
+
+
+def test_a_key_of_another_type_is_damage_and_is_rebuilt(bench: RedisBench) -> None:
+    store = bench.open()
+    bench.raw.set(f"{bench.prefix}refs", b"not a hash")
+    with pytest.raises(IndexDamaged):
+        store.read("s")
+    assert len(store.check_index()) == 1
+    store.rebuild({"s": b"x"})
+    assert store.read("s") == b"x"
+
+
+def test_a_server_that_may_evict_refs_is_reported(bench: RedisBench) -> None:
+    store = bench.open()
+    bench.raw.config_set("maxmemory-policy", "allkeys-lru")
+    assert store.check_index() == ()
+    bench.raw.config_set("maxmemory", "500mb")
+    try:
+        assert "volatile-lru" in store.check_index()[0]
+    finally:
+        bench.raw.config_set("maxmemory", "0")
+        bench.raw.config_set("maxmemory-policy", "noeviction")
+
+
+def test_sentinel_leads_to_the_primary() -> None:
+    with RedisServer() as primary, RedisServer(sentinel=True) as sentinel:
+        client = sentinel.client()
+        client.execute_command("SENTINEL", "MONITOR", "tenuto-main", "127.0.0.1", primary.port, 1)
+        client.close()
+        store = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/tenuto-main/0")
+        assert store.get(store.put(ROWS, b"x")) == b"x"
+        assert store.swap("s", None, b"x")
+        store.close()
+        plain = RedisStore(primary.url)
+        assert plain.read("s") == b"x"
+        plain.close()
+
+
+def test_a_unix_socket_is_an_address_too() -> None:
+    with RedisServer("--unixsocket", "redis.sock") as server:
+        store = open_store(f"unix://{server.folder}/redis.sock?db=0")
+        assert store.get(store.put(ROWS, b"x")) == b"x"
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host:port",
+        "redis+sentinel://127.0.0.1:1",
+        "redis+sentinel:///main",
+        "redis+cluster://127.0.0.1:1/3",
+        "redis+cluster://127.0.0.1:many",
+    ],
+)
+def test_addresses_that_make_no_sense_are_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(url)
