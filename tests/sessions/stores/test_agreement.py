@@ -1,0 +1,121 @@
+"""Memory, disk and Redis agree on every operation, errors included, whatever came before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from engine.errors import TenutoError
+from serialization.blobs import BlobClass, BlobId, Store, blob_id
+from sessions.stores.base import StoreConfig
+from sessions.stores.disk import DiskStore
+from sessions.stores.memory import MemoryStore
+from sessions.stores.redis import RedisStore
+from tests.redis_server import RedisServer
+
+CONTENTS = (b"", b"one", b"two" * 50, b"x" * 2001)
+BLOBS = [blob_id(cls, data) for cls in BlobClass for data in CONTENTS]
+BAD_BLOBS = [BlobId("rows-b3-nothing"), BlobId("rows-md5-" + "0" * 32)]
+
+contents = st.sampled_from(CONTENTS)
+classes = st.sampled_from(list(BlobClass))
+blobs = st.sampled_from(BLOBS + BAD_BLOBS)
+names = st.sampled_from(["a", "a/b", "a.b", "b/c/d", "B", "a//b", "../a", ""])
+values = st.sampled_from([b"", b"1", b"2", bytes(range(256))])
+maybe = st.none() | values
+
+
+class Agreement(RuleBasedStateMachine):
+    """Each rule acts on all stores; their answers, or the classes of their errors, must be equal."""
+
+    server: RedisServer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        client = self.server.client()
+        client.flushall()
+        client.close()
+        config = StoreConfig(max_blob=2000)
+        self.stores: list[Store] = [
+            MemoryStore(config=config),
+            DiskStore(Path(self.folder.name) / "store", config=config),
+            RedisStore(self.server.url, config=config),
+        ]
+
+    def teardown(self) -> None:
+        for store in self.stores:
+            store.close()
+        self.folder.cleanup()
+
+    def agree(self, act: Callable[[Store], Any]) -> None:
+        answers = [outcome(act, store) for store in self.stores]
+        assert answers[1:] == answers[:-1], dict(zip(map(repr, self.stores), answers, strict=True))
+
+    @rule(cls=classes, data=contents)
+    def put(self, cls: BlobClass, data: bytes) -> None:
+        self.agree(lambda store: store.put(cls, data))
+
+    @rule(blob=blobs)
+    def get(self, blob: BlobId) -> None:
+        self.agree(lambda store: store.get(blob))
+
+    @rule(asked=st.lists(blobs, max_size=4))
+    def has(self, asked: list[BlobId]) -> None:
+        self.agree(lambda store: store.has(asked))
+
+    @rule(blob=blobs, older_than=st.sampled_from([0.0, 1e9]))
+    def delete(self, blob: BlobId, older_than: float) -> None:
+        self.agree(lambda store: store.delete_blob(blob, older_than))
+
+    @rule()
+    def list_blobs(self) -> None:
+        self.agree(lambda store: sorted((info.blob, info.nbytes) for info in store.list_blobs()))
+
+    @rule(asked=st.lists(names, max_size=4))
+    def read(self, asked: list[str]) -> None:
+        self.agree(lambda store: store.read_many(asked))
+
+    @rule(name=names, old=maybe, new=maybe, guard=st.none() | st.tuples(names, values))
+    def swap(self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None) -> None:
+        self.agree(lambda store: store.swap(name, old, new, guard))
+
+    @rule(name=names, new=maybe)
+    def swap_from_what_is_there(self, name: str, new: bytes | None) -> None:
+        self.agree(lambda store: store.swap(name, store.read(name), new))
+
+    @rule(refs=st.dictionaries(names, values, max_size=3))
+    def hint(self, refs: dict[str, bytes]) -> None:
+        self.agree(lambda store: store.hint(refs))
+
+    @rule(prefix=st.sampled_from(["", "a", "a/", "b/c", "Z", "*", "a b"]))
+    def list_refs(self, prefix: str) -> None:
+        self.agree(lambda store: list(store.list_refs(prefix)))
+
+    @rule(refs=st.dictionaries(names, values, max_size=3))
+    def rebuild(self, refs: dict[str, bytes]) -> None:
+        self.agree(lambda store: store.rebuild(refs))
+
+    @rule()
+    def check(self) -> None:
+        self.agree(lambda store: (store.check_index(), list(store.list_stray()), store.sweep(0)))
+
+
+def outcome(act: Callable[[Store], Any], store: Store) -> Any:
+    try:
+        return act(store)
+    except TenutoError as error:
+        return type(error)
+
+
+@pytest.mark.redis
+def test_all_stores_agree(redis_server: RedisServer) -> None:
+    Agreement.server = redis_server
+    run_state_machine_as_test(Agreement, settings=settings(max_examples=60, stateful_step_count=40))
