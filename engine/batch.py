@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,3 +51,55 @@ class Ubatch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def tokens(self) -> Ints:
+        return self.batch.tokens[self.rows]
+
+    @property
+    def positions(self) -> Ints:
+        return self.batch.positions[self.rows]
+
+    @property
+    def outputs(self) -> Bools:
+        return self.batch.outputs[self.rows]
+
+
+def split_simple(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
+    """Cuts of up to `max_ubatch` rows in the order of the batch."""
+    cuts = [np.arange(at, min(at + max_ubatch, len(batch))) for at in range(0, len(batch), max_ubatch)]
+    return tuple(_ubatch(batch, rows) for rows in cuts)
+
+
+def split_equal(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
+    """Ubatches in which every sequence has equally many rows, sequence after sequence.
+
+    Members that compute sequences side by side (recurrent ones) need this. Sequences go on together until
+    the first of them ends; more sequences than fit take turns.
+    """
+    rest = {seq: np.flatnonzero(batch.seqs == seq) for seq in _in_order(batch.seqs)}
+    ubatches = []
+    while rest:
+        together = list(rest)[:max_ubatch]
+        count = min(max_ubatch // len(together), *(len(rest[seq]) for seq in together))
+        ubatches.append(_ubatch(batch, np.concatenate([rest[seq][:count] for seq in together])))
+        rest = {seq: rows[count:] if seq in together else rows for seq, rows in rest.items()}
+        rest = {seq: rows for seq, rows in rest.items() if len(rows)}
+    return tuple(ubatches)
+
+
+def counts_of(batch: Batch) -> list[tuple[SeqId, int]]:
+    """(sequence, number of its rows) in order of first appearance."""
+    return [(SeqId(seq), int((batch.seqs == seq).sum())) for seq in _in_order(batch.seqs)]
+
+
+def _in_order(seqs: Ints) -> list[int]:
+    values, first = np.unique(seqs, return_index=True)
+    return [int(seq) for seq in values[np.argsort(first)]]
+
+
+def _ubatch(batch: Batch, rows: Ints) -> Ubatch:
+    seqs = batch.seqs[rows]
+    edges = [0, *(int(at) + 1 for at in np.flatnonzero(np.diff(seqs))), len(rows)]
+    segments = (Segment(SeqId(int(seqs[a])), a, b) for a, b in itertools.pairwise(edges))
+    return Ubatch(batch, rows, tuple(segments))

@@ -9,7 +9,8 @@
     │   ├── UnknownArchitecture    12   a model family that the engine has no file for
     │   ├── WeightsRefused         13   a model file that is damaged or incomplete
     │   ├── DownloadFailed         14   a model could not be fetched
-    │   └── NoChatTemplate         15   chat asked of a model that has no template
+    │   ├── NoChatTemplate         15   chat asked of a model that has no template
+    │   └── TemplateRefused        16   a chat template that is broken or refuses these messages
     ├── EngineError                20
     │   ├── ContextFull            21   the sequence has no room for these tokens
     │   ├── NoSlot                 22   the cache has no free cells (or sequences) left
@@ -88,6 +89,10 @@ class DownloadFailed(ModelError):
 
 class NoChatTemplate(ModelError):
     exit_code = 15
+
+
+class TemplateRefused(ModelError):
+    exit_code = 16
 
 
 class EngineError(TenutoError):

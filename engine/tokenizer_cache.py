@@ -8,6 +8,7 @@ A file that is damaged, or of another build, is made anew; it is a cache, so not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -30,10 +31,8 @@ def cached(folder: Path | None, digest: str, build: Callable[[], Tokenizer]) -> 
     if known is not None:
         return known
     built = build()
-    try:
+    with contextlib.suppress(OSError):
         _write(path, built.to_str().encode())
-    except OSError:
-        pass
     return built
 
 

@@ -71,7 +71,7 @@ def _spelling(model: str, tree: Mapping[str, Any]) -> Spelling:
         return Spelling.BYTE_LEVEL
     if steps & {"ByteFallback", "Metaspace"}:
         return Spelling.SENTENCEPIECE
-    raise WeightsRefused(f"{model}: tokenizer.json has a decoder that is not known: {sorted(map(str, steps))}")
+    raise WeightsRefused(f"{model}: tokenizer.json has an unknown decoder: {sorted(map(str, steps))}")
 
 
 def _table(model: str, cutter: Tokenizer, spelling: Spelling) -> TokenTable:

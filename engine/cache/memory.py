@@ -20,7 +20,8 @@ from engine.state import Layout, Point, Rows, SeqId
 @dataclass(frozen=True, slots=True)
 class WindowSpec:
     """A sliding window. `standard`: the last `size` tokens, the query's own among them.
-    `chunked`: tokens from the query's last multiple of `size` on."""
+    `chunked`: tokens from the query's last multiple of `size` on. Symmetric windows cannot be said here:
+    a token that later ones change has no row that is written once."""
 
     size: int
     chunked: bool = False
@@ -30,6 +31,12 @@ class WindowSpec:
         if self.chunked:
             return position // self.size * self.size
         return max(0, position - self.size + 1)
+
+    def needed_from(self, position: int) -> int:
+        """The first row that a sequence must still have to go on at `position`."""
+        if self.chunked:
+            return position // self.size * self.size
+        return max(0, position - self.size)
 
 
 @dataclass(frozen=True, slots=True)

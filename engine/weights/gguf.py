@@ -80,7 +80,7 @@ Value = Scalar | StringArray | npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in torch's order, slowest axis first; `start` counts from the file's."""
+    """Where a tensor lies. `shape` is in torch's order, slowest axis first; `start` is a file offset."""
 
     name: str
     shape: tuple[int, ...]

@@ -41,7 +41,7 @@ class HfTokenizerFiles:
 
     @property
     def digest(self) -> str:
-        """"b3-<64 hex>" over the file and the settings that change ids."""
+        """`b3-<64 hex>` over the file and the settings that change ids."""
         settings = repr(sorted((key, repr(value)) for key, value in self.settings.items()))
         return "b3-" + blake3(self.source).update(settings.encode()).hexdigest()
 
@@ -120,7 +120,7 @@ class GgufVocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """"b3-<64 hex>" over every tokenizer key and its stored value: all that ids depend on."""
+        """`b3-<64 hex>` over every tokenizer key and its stored value: all that ids depend on."""
         hasher = blake3(f"architecture={self.architecture}".encode())
         for key, (start, stop) in sorted(self._file.spans.items()):
             if key.startswith(_PREFIX):

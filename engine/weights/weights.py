@@ -49,7 +49,7 @@ class Weights(Protocol):
 
     @property
     def digest(self) -> str:
-        """"b3-<64 hex>": BLAKE3 over the content, read once and remembered; not path, not time."""
+        """`b3-<64 hex>`: BLAKE3 over the content, read once and remembered; not path, not time."""
 
     def names(self) -> tuple[str, ...]:
         """Every tensor, sorted."""

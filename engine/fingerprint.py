@@ -1,0 +1,45 @@
+"""What a state was made with: the meaning of its rows, and the making of their last bits."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.cache.memory import Memory
+from engine.config import ResolvedConfig
+from engine.models.base import Model
+from engine.state import Fingerprint
+
+#: Raised when this engine computes rows of the same meaning with other last bits.
+ENGINE_VERSION = "1"
+
+
+def fingerprint(
+    model: Model, memory: Memory, config: ResolvedConfig, weights_digest: str, tokenizer_digest: str
+) -> Fingerprint:
+    """See `Fingerprint`: digests of content, never paths or times."""
+    rotated_k, rotated_v = memory.rotated
+    return Fingerprint(
+        meaning={
+            "weights": weights_digest,
+            "tokenizer": tokenizer_digest,
+            "type_k": config.type_k,
+            "type_v": config.type_v,
+            "rotated_k": rotated_k,
+            "rotated_v": rotated_v,
+            **model.meaning,
+        },
+        making={
+            "engine": ENGINE_VERSION,
+            "torch": torch.__version__,
+            "device": config.device.type,
+            "processor": _processor(config.device),
+            "threads": config.threads,
+            "dtype": str(config.dtype).removeprefix("torch."),
+        },
+    )
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type

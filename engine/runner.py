@@ -1,0 +1,458 @@
+"""`Engine`: tokens in, tokens out, for many sequences at once.
+
+A batch goes through in five steps: plan -> for each ubatch apply and forward -> commit -> sample.
+Whatever fails before the commit is rolled back, and the sequences are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.batch import Batch
+from engine.cache.memory import MemorySpec, Plan
+from engine.cache.table import build_memory
+from engine.config import EngineConfig, probe_machine, resolve
+from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError, FingerprintMismatch
+from engine.fingerprint import fingerprint
+from engine.models.base import Model
+from engine.reply import Piece, Reply
+from engine.sampler import sample
+from engine.sequence import Record
+from engine.slots import SPARE, Slots
+from engine.state import (
+    Canary,
+    Edge,
+    Fingerprint,
+    Layout,
+    NextLogits,
+    Pending,
+    SamplerParams,
+    SeqId,
+    SequenceState,
+    Span,
+)
+from engine.template import ChatTemplate
+from engine.tokenizer import Tokenizer
+
+#: How many of the largest logits a snapshot keeps as its canary.
+CANARY_LOGITS = 16
+
+Cancel = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's parts came from: its name for people, and the digest of its weights."""
+
+    name: str
+    weights_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeedResult:
+    """Of the tokens given, `shared` had rows in memory already and `computed` were read."""
+
+    shared: int
+    computed: int
+
+
+class Engine:
+    """Sequences are created, fed, sampled from, forked, cut, shifted, snapshotted, restored, closed.
+
+    Not safe from several threads at once. Every verb leaves the other sequences as they are.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        config: EngineConfig,
+        source: Source,
+    ) -> None:
+        self._model = model
+        self.tokenizer = tokenizer
+        self.template = template
+        self.model_name = source.name
+        self.config = resolve(config, model.hparams, probe_machine())
+        torch.set_num_threads(self.config.threads)
+        self._memory = build_memory(_memory_kind(model), self._memory_spec())
+        self._slots = Slots(self._memory, self.config.num_seqs)
+        self.fingerprint: Fingerprint = fingerprint(
+            model, self._memory, self.config, source.weights_digest, tokenizer.digest
+        )
+
+    def _memory_spec(self) -> MemorySpec:
+        config = self.config
+        return MemorySpec(
+            layers=self._model.layers,
+            num_cells=config.num_cells,
+            num_seqs=config.num_seqs + SPARE,
+            max_batch=config.max_batch,
+            max_ubatch=config.max_ubatch,
+            type_k=config.type_k,
+            type_v=config.type_v,
+            dtype=config.dtype,
+            device=config.device,
+            full_windows=config.full_windows,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return self._memory.layout
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one sequence may have."""
+        return self.config.n_ctx
+
+    # --- sequences ----------------------------------------------------------------------------
+
+    def create(self, sampler: SamplerParams | None = None) -> SeqId:
+        """An empty sequence. Raises NoSlot while `num_seqs` are in use."""
+        return self._slots.open(sampler or SamplerParams())
+
+    def close(self, seq: SeqId) -> None:
+        """Done with the sequence; its rows stay as a known prefix until their room is needed."""
+        self._slots.close(seq)
+
+    def tokens(self, seq: SeqId) -> tuple[int, ...]:
+        """The fed ids."""
+        return tuple(self._slots[seq].tokens)
+
+    def length(self, seq: SeqId) -> int:
+        return len(self._slots[seq].tokens)
+
+    def edge(self, seq: SeqId) -> Edge:
+        return self._slots[seq].edge
+
+    def spans(self, seq: SeqId) -> tuple[Span, ...]:
+        """How the rows came to be, in order, covering all fed tokens."""
+        return self._slots[seq].spans
+
+    def logits(self, seq: SeqId) -> torch.Tensor | None:
+        """float32 [vocab] after the last fed token; None where it was not computed here."""
+        return self._slots[seq].logits
+
+    def sampler(self, seq: SeqId) -> SamplerParams:
+        return self._slots[seq].sampler
+
+    def set_sampler(self, seq: SeqId, sampler: SamplerParams) -> None:
+        self._slots[seq].sampler = sampler
+
+    def set_pending(self, seq: SeqId, token: int) -> None:
+        """Say which token follows the fed ones."""
+        self._check_ids((token,))
+        self._slots[seq].edge = Pending(token)
+
+    # --- tokens in ----------------------------------------------------------------------------
+
+    def feed(
+        self,
+        seq: SeqId,
+        tokens: Sequence[int],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        cancel: Cancel | None = None,
+    ) -> FeedResult:
+        """Append `tokens` after the fed ones; a pending token is dropped (put it first if it belongs).
+
+        An empty sequence first shares the rows of the longest prefix that memory knows, without copying
+        any; the last token is always computed. `progress(done, total)` is called after every batch, and
+        `cancel` asked before each: what was read by then stays. Leaves NextLogits as the edge.
+        Raises ContextFull before any change, NoSlot.
+        """
+        record, ids = self._slots[seq], list(tokens)
+        self._check_ids(ids)
+        if not ids:
+            return FeedResult(0, 0)
+        self._check_room(seq, len(ids))
+        shared = 0 if record.tokens else self._share(seq, ids)
+        done = shared
+        while done < len(ids) and not (cancel and cancel()):
+            part = ids[done : done + self.config.max_batch]
+            self._make_room(seq, len(part))
+            self._forward({seq: part})
+            done += len(part)
+            if progress:
+                progress(done, len(ids))
+        return FeedResult(shared, done - shared)
+
+    def known_prefix(self, tokens: Sequence[int]) -> int:
+        """How many leading `tokens` a feed to an empty sequence would share."""
+        found = self._slots.longest(tokens[:-1])
+        return found[1] if found else 0
+
+    # --- tokens out ---------------------------------------------------------------------------
+
+    def decode(self, seqs: Sequence[SeqId]) -> dict[SeqId, int]:
+        """One step for all `seqs` in one batch: feed what is pending, sample the next token, leave it
+        pending. Raises ContextFull (naming the sequence) before any change, NoSlot."""
+        waiting: dict[SeqId, Sequence[int]] = {}
+        for seq in seqs:
+            edge = self._slots[seq].edge
+            if edge is None:
+                raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
+            if isinstance(edge, Pending):
+                self._check_room(seq, 1)
+                waiting[seq] = (edge.token,)
+        for seq in waiting:
+            self._make_room(seq, 1)
+        if waiting:
+            self._forward(waiting)
+        return {seq: self._sample(self._slots[seq]) for seq in seqs}
+
+    def generate(
+        self,
+        seq: SeqId,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        cancel: Cancel | None = None,
+    ) -> Iterator[Piece]:
+        """Sample until something ends it; a piece for every token, and the last one says why.
+
+        Text comes in whole characters, and what could still become a stop string is held back. The last
+        sampled token stays pending, so that closing the iterator at any time loses nothing.
+        """
+        reply = Reply(self.tokenizer, tuple(stop), max_tokens)
+        while (ended := reply.ended) is None:
+            if cancel and cancel():
+                ended = "cancelled"
+                break
+            try:
+                token = self.decode([seq])[seq]
+            except ContextFull:
+                ended = "context"
+                break
+            yield reply.push(token)
+        if reply.unsaid(ended):
+            yield reply.end(ended)
+
+    # --- edits --------------------------------------------------------------------------------
+
+    def fork(self, seq: SeqId) -> SeqId:
+        """A second sequence with the same past, sharing all rows, and the same sampler."""
+        record = self._slots[seq]
+        fork = self._slots.open(record.sampler)
+        try:
+            self._memory.copy(seq, fork)
+        except BaseException:
+            self._slots.discard(fork)
+            raise
+        self._slots.replace(fork, record.fork())
+        return fork
+
+    def rewind(self, seq: SeqId, length: int) -> None:
+        """Cut to the first `length` tokens; the one that followed is pending (`set_pending` says
+        otherwise). Raises EditRefused, and nothing changed, where memory could not go on from there."""
+        record = self._slots[seq]
+        if length == len(record.tokens):
+            return
+        if not 0 <= length < len(record.tokens):
+            raise EditRefused(f"sequence {seq} has {len(record.tokens):,} tokens, and no state at {length:,}")
+        self._memory.remove(seq, length, None)
+        record.cut(length)
+
+    def can_resume_at(self, seq: SeqId, length: int) -> bool:
+        """Whether `rewind` to `length` would be done."""
+        return length <= self.length(seq) and self._memory.can_resume_at(seq, length)
+
+    def shift(self, seq: SeqId, n_keep: int, n_discard: int = 0) -> int:
+        """Drop tokens after the first `n_keep` and move the rest up. `n_discard` 0 means half of what is
+        left; one token at least stays. Returns how many went. Raises EditRefused where memory cannot."""
+        refusal = self._memory.refuse_shift()
+        if refusal is not None:
+            raise EditRefused(f"{self.model_name} cannot shift its context: {refusal}")
+        record = self._slots[seq]
+        n_keep = min(n_keep, len(record.tokens))
+        left = len(record.tokens) - n_keep
+        count = max(0, min(n_discard or left // 2, left - 1))
+        if count:
+            rescue = self._memory.snapshot(seq)
+            tokens = tuple(record.tokens)
+            try:
+                self._memory.remove(seq, n_keep, n_keep + count)
+                self._slots.with_room(lambda: self._memory.shift(seq, n_keep + count, None, -count))
+            except BaseException:
+                self._memory.remove(seq, 0, None)
+                self._memory.restore(seq, tokens, *rescue)
+                raise
+            record.drop(n_keep, n_keep + count)
+        return count
+
+    # --- states -------------------------------------------------------------------------------
+
+    def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState:
+        """The complete state, rows from `since` on. Nothing is pending that it would miss."""
+        record = self._slots[seq]
+        rows, points = self._memory.snapshot(seq, since)
+        return SequenceState(
+            layout=self.layout,
+            fingerprint=self.fingerprint,
+            tokens=tuple(record.tokens),
+            rows=rows,
+            points=points,
+            spans=record.spans,
+            edge=record.edge,
+            sampler=record.sampler,
+            canary=_canary(record),
+        )
+
+    def restore(self, state: SequenceState) -> SeqId:
+        """A sequence that goes on where `state` stopped, all or nothing.
+
+        Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError.
+        """
+        self._check_state(state)
+        seq = self._slots.open(state.sampler)
+        try:
+            if state.tokens:
+                self._slots.with_room(
+                    lambda: self._memory.restore(seq, state.tokens, state.rows, state.points)
+                )
+        except BaseException:
+            self._slots.discard(seq)
+            raise
+        logits = state.edge.logits if isinstance(state.edge, NextLogits) else None
+        record = Record(state.sampler, list(state.tokens), state.spans, state.edge, logits)
+        self._slots.replace(seq, record)
+        return seq
+
+    def canary_drift(self, seq: SeqId, canary: Canary) -> float:
+        """Compute the last token again, aside, and compare with `canary`: the largest |difference| of
+        its logits. The sequence stays as it is. Raises EditRefused, NoSlot."""
+        tokens = self._slots[seq].tokens
+        if canary.position != len(tokens) - 1:
+            raise EditRefused(f"the canary is of position {canary.position}, not of the last token")
+        aside = self._slots.scratch()
+        try:
+            self._memory.copy(seq, aside, 0, len(tokens) - 1)
+            logits = self._compute({aside: (len(tokens) - 1, tokens[-1:])})[aside]
+        finally:
+            self._slots.discard(aside)
+        expected = torch.tensor(canary.logits, dtype=torch.float32)
+        return float((logits[list(canary.ids)] - expected).abs().max())
+
+    # --- parts of the verbs -------------------------------------------------------------------
+
+    def _forward(self, waiting: Mapping[SeqId, Sequence[int]]) -> None:
+        """Compute new tokens of several sequences as one batch, and put them on record."""
+        work = {seq: (self.length(seq), tokens) for seq, tokens in waiting.items()}
+        for seq, logits in self._compute(work).items():
+            record = self._slots[seq]
+            record.append(waiting[seq])
+            record.logits, record.edge = logits, NextLogits(logits)
+
+    def _compute(self, work: Mapping[SeqId, tuple[int, Sequence[int]]]) -> dict[SeqId, torch.Tensor]:
+        """Logits after the last token of each: `work` says from which position on which tokens go in."""
+        batch = _batch(work)
+        plan: Plan = self._slots.with_room(lambda: self._memory.plan(batch))
+        found: dict[SeqId, torch.Tensor] = {}
+        try:
+            with torch.inference_mode():
+                for index, ubatch in enumerate(plan.ubatches):
+                    wanted = np.flatnonzero(ubatch.outputs)
+                    logits = self._model.forward(
+                        torch.from_numpy(ubatch.tokens),
+                        torch.from_numpy(ubatch.positions),
+                        plan.apply(index),
+                        torch.from_numpy(wanted),
+                    ).cpu()
+                    seqs = batch.seqs[ubatch.rows[wanted]]
+                    found |= {SeqId(int(seq)): row for seq, row in zip(seqs, logits, strict=True)}
+        except BaseException:
+            plan.rollback()
+            raise
+        plan.commit()
+        return found
+
+    def _share(self, seq: SeqId, ids: Sequence[int]) -> int:
+        """Let the empty `seq` share the rows of the longest known prefix. Returns its length."""
+        found = self._slots.longest(ids[:-1])
+        if found is None:
+            return 0
+        source, length = found
+        self._memory.copy(source, seq, 0, length)
+        self._slots[seq].append(ids[:length])
+        return length
+
+    def _sample(self, record: Record) -> int:
+        assert isinstance(record.edge, NextLogits)
+        token = sample(record.edge.logits, record.sampler, record.tokens, len(record.tokens))
+        record.edge = Pending(token)
+        return token
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        vocab = self._model.hparams.vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise BatchRefused(f"a token id is outside of the vocabulary of {vocab:,}")
+
+    def _check_room(self, seq: SeqId, count: int) -> None:
+        """Raises ContextFull if `count` more tokens can never fit."""
+        length, full = self.length(seq), self.n_ctx
+        if length + count <= full:
+            return
+        if self.config.overflow == "shift" and count <= full - self.config.n_keep - 1:
+            refusal = self._memory.refuse_shift()
+            if refusal is None:
+                return
+            raise ContextFull(f"the context of {full:,} tokens is full, and cannot be shifted: {refusal}")
+        raise ContextFull(
+            f"the context of {full:,} tokens is full: {length:,} are used, and {count:,} more do not fit",
+            length=length,
+            count=count,
+            n_ctx=full,
+        )
+
+    def _make_room(self, seq: SeqId, count: int) -> None:
+        """Shift the context, by choice, until `count` more tokens fit."""
+        while self.length(seq) + count > self.n_ctx:
+            if not self.shift(seq, self.config.n_keep, self.config.n_discard):
+                raise ContextFull(f"the context of {self.n_ctx:,} tokens cannot be shifted any further")
+
+    def _check_state(self, state: SequenceState) -> None:
+        for field, theirs, mine in state.fingerprint.differing(self.fingerprint):
+            raise FingerprintMismatch(
+                f"the state was made with {field} = {theirs}, this engine has {mine}", field=field
+            )
+        if state.layout != self.layout:
+            raise FingerprintMismatch("the state's cache layout is another", field="layout")
+        self._check_ids(state.tokens)
+        if isinstance(state.edge, Pending):
+            self._check_ids((state.edge.token,))
+        if state.length > self.n_ctx:
+            raise ContextFull(f"the state has {state.length:,} tokens, the context only {self.n_ctx:,}")
+
+
+def _memory_kind(model: Model) -> str:
+    return "iswa" if any(layer.window is not None for layer in model.layers) else "kv"
+
+
+def _batch(work: Mapping[SeqId, tuple[int, Sequence[int]]]) -> Batch:
+    """All tokens of `work`, sequence after sequence; logits are wanted after the last of each."""
+    counts = [len(tokens) for _, tokens in work.values()]
+    outputs = np.zeros(sum(counts), dtype=np.bool_)
+    outputs[np.cumsum(counts) - 1] = True
+    return Batch(
+        tokens=np.concatenate([np.asarray(tokens, dtype=np.int64) for _, tokens in work.values()]),
+        positions=np.concatenate(
+            [np.arange(start, start + len(tokens), dtype=np.int64) for start, tokens in work.values()]
+        ),
+        seqs=np.repeat(np.fromiter(work, dtype=np.int64), counts),
+        outputs=outputs,
+    )
+
+
+def _canary(record: Record) -> Canary | None:
+    if record.logits is None:
+        return None
+    top = torch.topk(record.logits, min(CANARY_LOGITS, record.logits.numel()))
+    return Canary(
+        len(record.tokens) - 1,
+        tuple(int(i) for i in top.indices.tolist()),
+        tuple(float(x) for x in top.values.tolist()),
+    )

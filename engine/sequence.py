@@ -1,0 +1,75 @@
+"""The engine's own record of a sequence: its ids, what follows them, and how its rows came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.state import Edge, Pending, Provenance, SamplerParams, Span
+
+
+@dataclass(slots=True)
+class Record:
+    """`tokens` are fed; `logits` (float32 [vocab]) follow the last of them, while they are known."""
+
+    sampler: SamplerParams
+    tokens: list[int] = field(default_factory=list)
+    spans: tuple[Span, ...] = ()
+    edge: Edge = None
+    logits: torch.Tensor | None = None
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Tokens whose rows were just computed."""
+        start = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.spans = joined((*self.spans, Span(start, len(self.tokens), Provenance.COMPUTED)))
+
+    def cut(self, length: int) -> None:
+        """Only the first `length` tokens are left; the one that followed is pending."""
+        followed = self.tokens[length]
+        del self.tokens[length:]
+        self.spans = spans_below(self.spans, length)
+        self.edge = Pending(followed) if length else None
+        self.logits = None
+
+    def drop(self, start: int, stop: int) -> None:
+        """Tokens [start, stop) are gone, and those behind them moved up."""
+        del self.tokens[start:stop]
+        moved = Span(start, len(self.tokens), Provenance.SHIFTED)
+        self.spans = joined((*spans_below(self.spans, start), moved))
+
+    def fork(self) -> Record:
+        return Record(self.sampler, list(self.tokens), self.spans, self.edge, self.logits)
+
+    def shareable(self, tokens: Sequence[int]) -> int:
+        """How many leading `tokens` this sequence has computed rows of."""
+        computed = 0
+        for span in self.spans:
+            if span.provenance is not Provenance.COMPUTED:
+                break
+            computed = span.stop
+        count = min(computed, len(tokens))
+        differ = np.flatnonzero(np.asarray(self.tokens[:count]) != np.asarray(tokens[:count]))
+        return int(differ[0]) if len(differ) else count
+
+
+def spans_below(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
+    return tuple(
+        Span(span.start, min(span.stop, length), span.provenance) for span in spans if span.start < length
+    )
+
+
+def joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Neighbours of one provenance made one; empty ones left out."""
+    out: list[Span] = []
+    for span in spans:
+        if span.start == span.stop:
+            continue
+        if out and out[-1].provenance is span.provenance and out[-1].stop == span.start:
+            out[-1] = Span(out[-1].start, span.stop, span.provenance)
+        else:
+            out.append(span)
+    return tuple(out)

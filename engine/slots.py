@@ -1,0 +1,97 @@
+"""Which sequences live in the memory: those in use, and idle ones kept as prefixes until room is needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from engine.cache.memory import Memory
+from engine.errors import EngineError, NoSlot
+from engine.sequence import Record
+from engine.state import SamplerParams, SeqId
+
+Result = TypeVar("Result")
+
+#: Beyond the sequences in use: one for an idle prefix, or for a moment's scratch work.
+SPARE = 1
+
+
+class Slots:
+    """Hands out sequence ids. Closing keeps a sequence's rows as an idle prefix; the idle ones least
+    recently used give way first."""
+
+    def __init__(self, memory: Memory, num_seqs: int) -> None:
+        self._memory = memory
+        self._num_seqs = num_seqs
+        self._live: dict[SeqId, Record] = {}
+        self._idle: OrderedDict[SeqId, Record] = OrderedDict()
+
+    def __getitem__(self, seq: SeqId) -> Record:
+        if seq not in self._live:
+            raise EngineError(f"there is no live sequence {seq}")
+        return self._live[seq]
+
+    def open(self, sampler: SamplerParams) -> SeqId:
+        """An empty sequence. Raises NoSlot while `num_seqs` are live."""
+        if len(self._live) >= self._num_seqs:
+            raise NoSlot(f"all {self._num_seqs} sequences are in use; close one, or raise num_seqs")
+        seq = self._vacant()
+        self._live[seq] = Record(sampler)
+        return seq
+
+    def close(self, seq: SeqId) -> None:
+        """Keep its rows as an idle prefix."""
+        record = self[seq]
+        del self._live[seq]
+        if record.tokens:
+            self._idle[seq] = record
+
+    def replace(self, seq: SeqId, record: Record) -> None:
+        """Put `record` in place of that of a live sequence, whose rows are the record's by now."""
+        self._live[seq] = record
+
+    def discard(self, seq: SeqId) -> None:
+        """Forget the sequence and its rows."""
+        self._live.pop(seq, None)
+        self._memory.remove(seq, 0, None)
+
+    def scratch(self) -> SeqId:
+        """An empty sequence for a moment's work inside the engine; `discard` ends it."""
+        return self._vacant()
+
+    def longest(self, tokens: Sequence[int]) -> tuple[SeqId, int] | None:
+        """The sequence that shares the most leading tokens, as far as it could go on from there."""
+        best: tuple[SeqId, int] | None = None
+        for seq, record in [*self._live.items(), *self._idle.items()]:
+            length = record.shareable(tokens)
+            if length and (best is None or length > best[1]) and self._memory.can_resume_at(seq, length):
+                best = seq, length
+        if best is not None and best[0] in self._idle:
+            self._idle.move_to_end(best[0])
+        return best
+
+    def with_room(self, verb: Callable[[], Result]) -> Result:
+        """`verb`'s result; while it finds no cells, idle sequences give way. Raises NoSlot."""
+        while True:
+            try:
+                return verb()
+            except NoSlot:
+                if not self._evict():
+                    raise
+
+    def _vacant(self) -> SeqId:
+        taken = {*self._live, *self._idle}
+        for number in range(self._num_seqs + SPARE):
+            if number not in taken:
+                return SeqId(number)
+        if not self._evict():
+            raise EngineError("no sequence is vacant, and none is idle")  # SPARE forbids it
+        return self._vacant()
+
+    def _evict(self) -> bool:
+        if not self._idle:
+            return False
+        seq, _ = self._idle.popitem(last=False)
+        self._memory.remove(seq, 0, None)
+        return True
