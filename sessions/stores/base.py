@@ -146,5 +146,9 @@ def unseal_row(name: object, sealed: object) -> tuple[str, bytes]:
 
 
 def printable(text: object) -> str:
-    """Bytes that should be ASCII, for people, whatever they are."""
-    return text.decode("ascii", "backslashreplace") if isinstance(text, bytes) else repr(text)
+    """One line for people of what should be text, whatever bytes a damaged file put there."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "surrogateescape")
+    if not isinstance(text, bytes):
+        return repr(text)
+    return b" ".join(text.split()).decode("latin-1").encode("unicode_escape").decode("ascii")

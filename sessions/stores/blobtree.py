@@ -146,6 +146,10 @@ class BlobTree:
             if not (_DIGEST.fullmatch(name) and stat.S_ISREG(found.st_mode)):
                 yield StrayInfo(f"{cls}/{shard}/{name}", found.st_size, age_of(found))
 
+    def usage(self) -> int:
+        """Sizes of all files, strays included."""
+        return sum(found.st_size for *_, found in self._entries() if not stat.S_ISDIR(found.st_mode))
+
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         parse_blob_id(blob)
         name = _digest(blob)

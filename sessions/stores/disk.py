@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,13 +138,10 @@ class DiskStore:
         return time.time()
 
     def usage(self) -> int:
-        nbytes = 0
-        with disk_errors("adding up the store's files"):
-            for folder, _, names in os.walk(self._folder):
-                for name in names:
-                    with contextlib.suppress(FileNotFoundError):
-                        nbytes += os.lstat(os.path.join(folder, name)).st_size
-        return nbytes
+        with self._opened_tenant() as tenant:
+            found = [stat_entry(tenant, name) for name in os.listdir(tenant)]
+        ours = (status.st_size for status in found if status is not None and not stat.S_ISDIR(status.st_mode))
+        return sum(ours) + self._open_tree().usage()
 
     def check_index(self) -> tuple[str, ...]:
         return self._index.check()

@@ -41,12 +41,12 @@ def index_error(error: sqlite3.Error) -> StoreError:
     # Set by SQLite, absent from the errors of the sqlite3 module itself (text that is no UTF-8, …).
     code = error.__dict__.get("sqlite_errorcode", sqlite3.SQLITE_FORMAT) & 0xFF
     if code in _DAMAGED:
-        return IndexDamaged(f"the index is damaged ({error}); check --repair rebuilds it")
+        return IndexDamaged(f"the index is damaged ({printable(str(error))}); check --repair rebuilds it")
     if code == sqlite3.SQLITE_FULL:
         return StoreFull("the index cannot grow: no space left on the device")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable("other processes kept the index busy for too long")
-    return StoreUnavailable(f"the index cannot be used: {error}")
+    return StoreUnavailable(f"the index cannot be used: {printable(str(error))}")
 
 
 class RefIndex:
