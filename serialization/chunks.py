@@ -6,6 +6,7 @@ kind. Point state and logits are in frames of the same form (`points.py`).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Part:
 
     @property
     def num_values(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
 
     @property
     def row_nbytes(self) -> int:

@@ -93,9 +93,13 @@ class FloatSplit:
     def encode(self, streams: Streams, grid: Grid) -> Streams:
         if self.word == 2:
             bits = streams[0].view("<u2")
-            rest = (bits & 0x7F).astype(np.uint8) | ((bits >> 8).astype(np.uint8) & 0x80)
-            exponent = (bits >> 7).astype(np.uint8)
-            return [exponent, rest.astype(np.uint8, copy=False)]
+            exponent, rest, sign = (np.empty(len(bits), np.uint8) for _ in range(3))
+            np.right_shift(bits, 7, out=exponent, casting="unsafe")
+            np.bitwise_and(bits, 0x7F, out=rest, casting="unsafe")
+            np.right_shift(bits, 8, out=sign, casting="unsafe")
+            sign &= 0x80
+            rest |= sign
+            return [exponent, rest]
         wide = streams[0].view("<u4")
         planes = np.empty((3, len(wide)), np.uint8)
         planes[0] = ((wide >> 16) & 0x7F) | ((wide >> 24) & 0x80)
@@ -147,7 +151,7 @@ def _join_words(exponent: Stream, rest: Stream, out: Stream) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChannelOffset:
-    """The first stream less, for each channel of each part, its largest exponent (modulo 256)."""
+    """The first stream less, for each channel of each part, its mean exponent (modulo 256)."""
 
     name = "channel-offset"
 
@@ -167,7 +171,7 @@ class ChannelOffset:
         for values, taken, result in zip(
             before, _offsets_by_run(offsets, grid), _by_run(exponent, grid), strict=True
         ):
-            np.max(values, axis=1, keepdims=True, out=taken)
+            taken[...] = _means(values)
             np.subtract(values, taken, out=result)
         return [exponent, *streams[1:], offsets]
 
@@ -182,6 +186,16 @@ class ChannelOffset:
         ):
             np.add(values, taken, out=result)
         return [exponent, *streams[1:-1]]
+
+
+def _means(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[parts, 1, channels], rounded, of [parts, rows, channels]: as dense as the median, at a tenth of
+    its cost."""
+    num_rows = values.shape[1]
+    narrow = num_rows * 255 + num_rows // 2 < 2**16  # all rows of a chunk: twice as fast
+    sums = np.add.reduce(values, axis=1, keepdims=True, dtype=np.uint16 if narrow else np.uint32)
+    means: npt.NDArray[np.uint8] = ((sums + num_rows // 2) // num_rows).astype(np.uint8)
+    return means
 
 
 def _by_run(stream: Stream, grid: Grid) -> list[npt.NDArray[np.uint8]]:

@@ -34,7 +34,7 @@ _QUANTIZED: Mapping[str, Pipeline] = {
 
 
 def _fast(word: int) -> Pipeline:
-    return FloatSplit(word), Entropy(("huffman", "stored"))
+    return FloatSplit(word), ChannelOffset(), Entropy(("huffman", "stored", "zstd-1"))
 
 
 def _default(word: int) -> Pipeline:

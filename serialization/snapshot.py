@@ -165,13 +165,15 @@ def _merged(kept: Sequence[Checkpoint], new: Sequence[Checkpoint]) -> tuple[Chec
 
 
 def read_state(
-    store: Store, manifest: Manifest, length: int | None = None, workers: int = 4
+    store: Store, manifest: Manifest, length: int | None = None, workers: int = 2
 ) -> SequenceState:
     """The state of a manifest, or of its first `length` tokens, every size and digest checked.
 
     It has one run of each kind for every chunk: views of the decoded chunk, cut at `length`. Window rows
     begin where a resume needs them, or where the last partial chunk does. A state that was cut has the token
     that followed as its pending edge. The caller compares fingerprints before (`Manifest.refuse_other`).
+
+    Blobs are fetched and decoded by `workers` threads, each of which calls `store.get`.
 
     Raises NoCheckpoint where the state could not go on, BlobMissing, Corrupt and other StateErrors,
     StoreUnavailable. Nothing is returned unless everything was right.
