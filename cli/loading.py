@@ -13,7 +13,6 @@ from cli.output import Output
 
 if TYPE_CHECKING:
     from engine.runner import Engine
-
     from serialization.manifest import Manifest
 
 DEFAULT_MODEL = "smollm2"
@@ -27,9 +26,8 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
 
     Raises ModelNotFound, DownloadFailed, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing.
     """
-    from engine.loader import load_engine
-
     from engine.config import EngineConfig
+    from engine.loader import load_engine
 
     known = KnownModels(cache_folder() / "known-models.json")
     model, template = options.model, options.chat_template
@@ -42,7 +40,9 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
             template = known.template(manifest.template)
         config = {**{key: meaning[key] for key in _INHERITED if key in meaning}, **config}
     model = model or DEFAULT_MODEL
-    engine = load_engine(locate(model, out), EngineConfig.from_mapping(config), template)
+    engine = load_engine(
+        locate(model, out), EngineConfig.from_mapping(config), template, cache_folder() / "tokenizers"
+    )
     known.remember(
         str(engine.fingerprint.meaning.get("weights")),
         model,

@@ -16,7 +16,7 @@ def models(out: Output) -> None:
     from engine.weights.catalog import CATALOG
     from engine.weights.fetch import fetched
 
-    from engine.models import ARCHITECTURES
+    from engine.models.table import MODELS
 
     rows = []
     for entry in CATALOG.values():
@@ -31,10 +31,10 @@ def models(out: Output) -> None:
             }
         )
     if out.as_json:
-        out.data({"models": rows, "architectures": sorted(ARCHITECTURES)})
+        out.data({"models": rows, "architectures": sorted(MODELS)})
         return
     table = [[r["name"], r["title"], size(r["nbytes"]), "yes" if r["path"] else "no"] for r in rows]
     out.table(["NAME", "MODEL", ">SIZE", "HERE"], table)
     out.text()
-    families = ", ".join(sorted(ARCHITECTURES))
+    families = ", ".join(sorted(MODELS))
     out.text(f"A GGUF file or a Hugging Face folder of these families works too: {families}")

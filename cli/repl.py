@@ -17,8 +17,8 @@ from cli.restored import restored_line, tell_restored
 from engine.errors import TenutoError, UsageError
 
 if TYPE_CHECKING:
-    from engine.runner import Engine, Piece
-
+    from engine.reply import Piece
+    from engine.runner import Engine
     from engine.state import SamplerParams
     from sessions.conversation import Conversation, Reply
     from sessions.manager import SessionManager
@@ -160,7 +160,7 @@ class Repl:
 
         with self._interrupts as interrupts:
             ask = Reply(self._sampling.max_tokens, self._sampling.stop, interrupts.asked)
-            _, finish = show(start(ask), self._out)
+            finish = show(start(ask), self._out).finish
         if finish == "context":
             self._out.warn(
                 f"[the context of {self._engine.n_ctx:,} tokens is full: /rewind or /clear makes room, "

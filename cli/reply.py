@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +17,7 @@ from cli.output import Output
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from engine.runner import Piece
+    from engine.reply import Piece
 
 _LEAVE = (signal.SIGTERM, signal.SIGHUP)
 
@@ -78,20 +79,30 @@ def _leave(number: int, _: FrameType | None) -> None:
     raise click.exceptions.Exit(128 + number)
 
 
-def show(pieces: Iterator[Piece], out: Output) -> tuple[str, str | None]:
-    """Print a reply as it comes. Returns its text and why it ended. If the terminal goes away, the
-    reply is closed, which keeps and saves it, before the error goes on."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A reply that was printed: its text, why it ended, and how many tokens it took."""
+
+    text: str
+    finish: str | None
+    num_tokens: int
+
+
+def show(pieces: Iterator[Piece], out: Output) -> Shown:
+    """Print a reply as it comes. If the terminal goes away, the reply is closed, which keeps and saves
+    it, before the error goes on."""
     text: list[str] = []
-    finish = None
+    finish, count = None, 0
     with closing(_as_generator(pieces)) as stream:
         for piece in stream:
             text.append(piece.text)
             finish = piece.finish
+            count += piece.token is not None
             if not out.as_json:
                 out.stream(piece.text)
     if not out.as_json:
         out.stream("\n")
-    return "".join(text), finish
+    return Shown("".join(text), finish, count)
 
 
 def _as_generator(pieces: Iterator[Piece]) -> Generator[Piece]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
 
 import click
 
@@ -61,17 +60,16 @@ def _answer(
     started = time.perf_counter()
     engine.feed(seq, ids)
     read = time.perf_counter() - started
-    with closing(engine):
-        reply, finish = show(engine.generate(seq, sampling.max_tokens, sampling.stop), out)
-        if out.as_json:
-            out.data(
-                {
-                    "model": engine.model_name,
-                    "text": reply,
-                    "finish": finish,
-                    "prompt_tokens": len(ids),
-                    "tokens": engine.length(seq) - len(ids),
-                    "prompt_seconds": read,
-                    "seconds": time.perf_counter() - started,
-                }
-            )
+    reply = show(engine.generate(seq, sampling.max_tokens, sampling.stop), out)
+    if out.as_json:
+        out.data(
+            {
+                "model": engine.model_name,
+                "text": reply.text,
+                "finish": reply.finish,
+                "prompt_tokens": len(ids),
+                "tokens": reply.num_tokens,
+                "prompt_seconds": read,
+                "seconds": time.perf_counter() - started,
+            }
+        )

@@ -14,7 +14,6 @@ from cli.restored import restored_data, tell_restored
 
 if TYPE_CHECKING:
     from engine.runner import Engine
-
     from engine.state import SamplerParams
     from sessions.conversation import Conversation
     from sessions.manager import SessionManager
@@ -82,13 +81,13 @@ def _answer(app: App, chat: Conversation, sampling: SamplingOptions, prompt: str
         tell_restored(app.out, chat.restored)
     with Interrupts() as interrupts:
         ask = Reply(sampling.max_tokens, sampling.stop, interrupts.asked)
-        text, finish = show(chat.say(prompt, ask), app.out)
+        reply = show(chat.say(prompt, ask), app.out)
     if app.out.as_json:
         app.out.data(
             {
                 "session": chat.session.id,
-                "reply": text,
-                "finish": finish,
+                "reply": reply.text,
+                "finish": reply.finish,
                 "length": len(chat.ids),
                 "restored": restored_data(chat.restored) if chat.restored else None,
                 "saved": chat.save_error is None,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from engine.errors import BlobMissing, StateError
 from serialization.blobs import BlobClass, BlobId, Store, blob_class, short
+from serialization.chunks import read_header
 from serialization.manifest import Manifest, ManifestKind
 from serialization.resume import last_resumable
-from serialization.chunks import read_header
 from sessions import names
 from sessions.catalog import Catalog, Entry
 from sessions.prefix import PrefixIndex

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from engine.errors import EditRefused, NoChatTemplate, StateError, TenutoError
-from engine.runner import Engine, Piece
+from engine.reply import Piece
+from engine.runner import Engine
 from engine.state import Pending, Provenance, SamplerParams, SeqId
 from serialization.manifest import Message
 from serialization.snapshot import read_state
@@ -18,6 +19,10 @@ from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import align, align_tail
 from sessions.turns import first_of
+
+
+#: A session is titled by so many characters of what was said first.
+_TITLE_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ class Conversation:
             self._told = len(self.ids)
             raise
         start = self._told
+        if not self._session.title:
+            self._session.title = " ".join(text.split())[:_TITLE_LENGTH]
         self._messages[-1] = replace(self._messages[-1], stop=start)
         said: list[str] = []
         try:

@@ -24,7 +24,7 @@ def check_name(name: str) -> str:
     """`name` if it may be one. Raises NameRefused otherwise."""
     if not _NAME.fullmatch(name):
         raise NameRefused(
-            f"{name!r} may not be a name: 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
+            f"{name!r} may not be a name: 1 to 64 of letters, digits, '.', '_', '-', not '.', '_', '-' first"
         )
     if is_session_id(name):
         raise NameRefused(f"{name!r} may not be a name: it looks like a session id")

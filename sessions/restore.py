@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from engine.errors import BlobMissing, Corrupt, FingerprintMismatch, StateError, TenutoError
 from engine.runner import Engine
-from engine.state import NextLogits, Pending, SamplerParams, SeqId, SequenceState
+from engine.state import Pending, SamplerParams, SeqId, SequenceState
 from serialization.blobs import Store
 from serialization.manifest import Manifest
 from serialization.resume import last_resumable
@@ -151,7 +151,7 @@ def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) ->
     drift = engine.canary_drift(seq, state.canary)
     if not drift <= policy.drift:
         raise FingerprintMismatch(
-            f"the state was made with another {', '.join(changed)}, and its canary logits are off by {drift:.2f}",
+            f"the state was made with another {', '.join(changed)}; its canary logits are off by {drift:.2f}",
             drift=drift,
         )
     return f"made with another {', '.join(changed)}; canary logits within {drift:.2g}"
@@ -163,9 +163,6 @@ def _read_rest(engine: Engine, seq: SeqId, manifest: Manifest, restored: int) ->
     if rest:
         engine.feed(seq, rest)
         engine.set_sampler(seq, manifest.sampler)
-        if isinstance(manifest.edge, Pending):
-            engine.set_pending(seq, manifest.edge.token)
-    elif manifest.tokens and isinstance(engine.edge(seq), NextLogits | None):
         if isinstance(manifest.edge, Pending):
             engine.set_pending(seq, manifest.edge.token)
 
