@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from engine.errors import Corrupt, LimitExceeded
+from serialization.blobs import Bytes
 from serialization.limits import MAX_DEPTH
 
 
@@ -23,7 +24,7 @@ def pack(value: object) -> bytes:
     return packed
 
 
-def unpack(data: bytes | memoryview, what: str) -> Any:
+def unpack(data: Bytes, what: str) -> Any:
     """The value that `data` spells. Raises Corrupt if `data` is not exactly what `pack` writes,
     LimitExceeded if it nests too deeply. Arrays come back as lists."""
     reader = _Reader(bytes(data), what)

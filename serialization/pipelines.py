@@ -9,7 +9,9 @@ from itertools import accumulate
 import numpy as np
 
 from engine.errors import ConfigError, Corrupt
-from serialization.codecs import ChannelOffset, Codec, Entropy, Fields, FloatSplit, Grid, Stream, Streams
+from serialization.codecs import Entropy, Fields
+from serialization.floats import ChannelOffset, FloatSplit
+from serialization.streams import Codec, Grid, Stream, Streams
 
 Pipeline = tuple[Codec, ...]
 

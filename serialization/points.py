@@ -7,7 +7,8 @@ import torch
 from engine.errors import Corrupt
 from engine.state import Layout, Point
 from serialization.blobs import Bytes
-from serialization.chunks import Part, Parts, decode_frame, encode_frame
+from serialization.chunks import decode_frame, encode_frame
+from serialization.headers import Part, Parts
 from serialization.pipelines import CodecSet
 
 

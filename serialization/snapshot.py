@@ -5,10 +5,8 @@ A save puts the blobs that `write_state` makes, then the caller's manifest, then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -27,6 +25,7 @@ from engine.state import (
 from serialization.blobs import BlobClass, BlobId, Store, short
 from serialization.chunks import CHUNK_TOKENS, decode_rows, encode_rows, rows_nbytes
 from serialization.manifest import Manifest, StoredEdge
+from serialization.parallel import in_order
 from serialization.pipelines import DEFAULT, CodecSet
 from serialization.points import (
     decode_logits,
@@ -43,9 +42,6 @@ from serialization.resume import (
     window_floor,
     window_runs,
 )
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +80,8 @@ def write_state(
     writer = _Writer(store, state, codecs)
     kept = kept_chunks(previous, state.tokens, state.spans, untouched)
     start = kept[-1].stop if kept else 0
-    new = _in_order(writer.chunk, range(start, state.length, CHUNK_TOKENS), workers)
-    points = _in_order(writer.checkpoint, state.points, workers)
+    new = in_order(writer.chunk, range(start, state.length, CHUNK_TOKENS), workers)
+    points = in_order(writer.checkpoint, state.points, workers)
     edge, logits = writer.edge(state.edge)
     put = [blob.ref for chunk in new for blob in chunk.blobs]
     put += [point.ref for point in points if point.ref is not None] + logits
@@ -181,7 +177,7 @@ def read_state(
     length = manifest.length if length is None else length
     require_resumable(manifest, length)
     reader = _Reader(store, manifest, length)
-    rows = _in_order(reader.rows, reader.wanted(), workers)
+    rows = in_order(reader.rows, reader.wanted(), workers)
     whole = length == manifest.length
     return SequenceState(
         layout=manifest.layout,
@@ -295,16 +291,3 @@ def verify_kept(store: Store, manifest: Manifest) -> None:
     """Raises BlobMissing if a blob that `manifest` names is gone."""
     if missing := missing_blobs(store, manifest):
         raise BlobMissing(f"{len(missing)} stored blobs are gone, {short(missing[0])} first", blobs=missing)
-
-
-def _in_order(job: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
-    """`job` of every item, in order, by up to `workers` threads; the first error ends them all."""
-    if workers <= 1 or len(items) < 2:
-        return [job(item) for item in items]
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(job, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
