@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.errors import NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
+from sessions.stores.open import open_store
 from tests.cli.conftest import Tenuto
 
 SHORT = ("--max-tokens", "8")
@@ -88,9 +90,12 @@ def test_show_and_inspect_print_what_was_said_and_how_it_is_stored(tenuto: Tenut
 
 
 def test_ls_adds_up(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
-    usage = tenuto("ls", "--json").json["usage"]
-    assert usage["total"] == sum(v for k, v in usage.items() if k != "total")
-    assert usage["total"] == sum(p.stat().st_size for p in (tmp_path / "store").rglob("*") if p.is_file())
+    with closing(open_store(str(tmp_path / "store"))) as store:
+        assert list(store.list_refs("session/"))  # now the index stays open, and its log as it is
+        usage = tenuto("ls", "--json").json["usage"]
+        files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+        assert usage["total"] == sum(path.stat().st_size for path in files)
+    assert usage["total"] == sum(nbytes for part, nbytes in usage.items() if part != "total")
     assert tenuto("ls").out.splitlines()[0].startswith("ID ")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from engine.errors import StoreFull
+from engine.errors import LeaseHeld, StoreFull
 from sessions.manager import SessionManager
 from tests.cli.conftest import Tenuto
 
@@ -98,61 +101,80 @@ def test_a_pipe_that_ends_unsaved_gets_the_error(tenuto: Tenuto, monkeypatch: py
 
 
 class Terminal:
-    """A chat at a pseudo-terminal, in a process of its own."""
+    """A chat at a pseudo-terminal, in a process of its own; it is gone when the `with` ends."""
 
     def __init__(self, *arguments: str) -> None:
         self._fd, theirs = pty.openpty()
         line = "from cli.main import main; main()"
         command = [sys.executable, "-c", line, *arguments]
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env=dict(os.environ)
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
         )
         os.close(theirs)
-        self.seen = ""
+        self._seen = ""
 
-    def until(self, text: str) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+    def until(self, pattern: str) -> None:
+        """Waits until `pattern` is seen, and forgets all up to its end."""
         deadline = time.monotonic() + 60
-        while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
+        while (found := re.search(pattern, self._seen)) is None:
+            assert time.monotonic() < deadline, self._seen
             if select.select([self._fd], [], [], 1)[0]:
-                self.seen += os.read(self._fd, 4096).decode("utf-8", "replace")
-        self.seen = self.seen.split(text, 1)[1]
+                self._seen += os.read(self._fd, 4096).decode("utf-8", "replace")
+        self._seen = self._seen[found.end() :]
 
-    def type(self, line: str) -> None:
-        os.write(self._fd, line.encode() + b"\n")
+    def begin_reply(self) -> None:
+        """Says something that is answered without end, and waits for the first words."""
+        self.until(">>> ")
+        os.write(self._fd, b"one\n")
+        self.until(r"one\r\n[^\r]")
 
     def hang_up(self) -> None:
         self.process.send_signal(signal.SIGHUP)
         os.close(self._fd)
 
 
+#: The likeliest token of the tiny model is never an end, so that its reply goes on until it is stopped.
+ENDLESS = ("chat", "--name", "talk", "--temp", "0")
+
+
 def test_ctrl_c_keeps_what_was_said_and_twice_at_the_prompt_leaves(tenuto: Tenuto) -> None:
-    terminal = Terminal("chat", "--name", "talk")
-    terminal.until(">>> ")
-    terminal.type("one")
-    terminal.until("\n")
-    time.sleep(1)
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.until("[stopped")
-    terminal.until(">>> ")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.until("again")
-    terminal.until(">>> ")
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.process.wait(20) == 0
+    with Terminal(*ENDLESS) as terminal:
+        terminal.begin_reply()
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until(r"\[stopped")
+        terminal.until(">>> ")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until("again")
+        terminal.until(">>> ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(20) == 0
     messages = tenuto("show", "talk", "--json").json["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[1]["text"]
 
 
 def test_a_closed_terminal_in_the_middle_of_a_reply_loses_nothing(tenuto: Tenuto) -> None:
-    terminal = Terminal("chat", "--name", "talk")
-    terminal.until(">>> ")
-    terminal.type("one")
-    terminal.until("\n")
-    time.sleep(1)
-    terminal.hang_up()
-    assert terminal.process.wait(20) != 0
-    messages = tenuto("show", "talk", "--json").json["messages"]
-    assert messages[1]["text"]
+    with Terminal(*ENDLESS) as terminal:
+        terminal.begin_reply()
+        terminal.hang_up()
+        assert terminal.process.wait(20) != 0
+    assert tenuto("show", "talk", "--json").json["messages"][1]["text"]
     assert "recomputed 0" in tenuto("chat", "-c").err
+
+
+def test_a_second_process_is_told_who_holds_the_session(tenuto: Tenuto) -> None:
+    tenuto("chat", "--name", "talk", *SHORT, stdin="one\n")
+    with Terminal("chat", "--session", "talk") as terminal:
+        terminal.until(">>> ")
+        done = tenuto("resume", "talk", "-p", "two", *SHORT)
+        assert done.code == LeaseHeld.exit_code
+        assert f"pid {terminal.process.pid}" in done.err
