@@ -103,6 +103,7 @@ class SessionManager:
         if expected is not None and expected != session.generation:
             raise StaleSession(f"session {session.id} is at turn {session.generation}, not {expected}")
         begun = time.monotonic()
+        self._make_sure(session)
         for _ in range(_SLOW_SAVE_TRIES):
             started = time.monotonic()
             manifest, blobs, nbytes = write_turn(
@@ -281,9 +282,18 @@ class SessionManager:
             self._catalog.take_name(session.name, session.id)
         data = manifest.encode()
         blob = self.store.put(BlobClass.MANIFEST, data)
+        session.unsure = Entry(names.session_ref(session.id), blob, manifest)
         self._swap(session, blob.encode())
-        session.entry = Entry(names.session_ref(session.id), blob, manifest)
+        session.entry, session.unsure = session.unsure, None
         return len(data)
+
+    def _make_sure(self, session: Session) -> None:
+        """Learn whether the last commit took place, if its answer was lost."""
+        if session.unsure is None:
+            return
+        if self.store.read(session.unsure.ref) == session.unsure.blob.encode():
+            session.entry, session.synced = session.unsure, session.unsure.manifest.length
+        session.unsure = None
 
     def _swap(self, session: Session, new: bytes | None) -> None:
         old = session.entry.blob.encode() if session.entry else None

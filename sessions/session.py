@@ -15,6 +15,7 @@ class Session:
 
     `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
     chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
+    `unsure` is a turn whose commit was asked for and whose answer was lost.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Session:
     entry: Entry | None = None
     forked_from: Origin | None = None
     synced: int = 0
+    unsure: Entry | None = None
 
     @property
     def manifest(self) -> Manifest | None:

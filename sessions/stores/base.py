@@ -48,6 +48,8 @@ class StoreConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"store setting {name} must be above 0")
+        if self.replica_timeout >= self.reply_timeout:
+            raise ConfigError("store setting replica_timeout must be below reply_timeout, which covers it")
         for name, ttl in (("rows_ttl", self.rows_ttl), ("manifest_ttl", self.manifest_ttl)):
             if ttl is not None and ttl < 1:
                 raise ConfigError(f"store setting {name} must be at least a second")

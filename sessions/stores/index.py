@@ -36,11 +36,11 @@ _SCHEMA = (
 _ABANDONED: list[sqlite3.Connection] = []
 
 
-def index_error(error: sqlite3.Error) -> StoreError:
-    """What an error of SQLite means to the caller, in one line."""
+def index_error(error: sqlite3.Error, writable: bool) -> StoreError:
+    """What an error of SQLite means, in one line. `writable`: the system lets us write the file."""
     # Set by SQLite, absent from the errors of the sqlite3 module itself (text that is no UTF-8, …).
     code = error.__dict__.get("sqlite_errorcode", sqlite3.SQLITE_FORMAT) & 0xFF
-    if code in _DAMAGED:
+    if code in _DAMAGED or (code == sqlite3.SQLITE_READONLY and writable):
         return IndexDamaged(f"the index is damaged ({printable(str(error))}); check --repair rebuilds it")
     if code == sqlite3.SQLITE_FULL:
         return StoreFull("the index cannot grow: no space left on the device")
@@ -106,6 +106,10 @@ class RefIndex:
         try:
             with self._using() as connection:
                 found = [row[0] for row in connection.execute("PRAGMA integrity_check(20)")]
+                if os.access(self._path, os.W_OK):  # a damaged header may forbid writing, and only that
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("UPDATE about SET sealed = sealed")
+                    connection.execute("ROLLBACK")
                 rows = connection.execute("SELECT name, sealed FROM refs").fetchall()
         except IndexDamaged as error:
             return (str(error),)
@@ -140,7 +144,10 @@ class RefIndex:
                 yield self._current()
             except sqlite3.Error as error:
                 self._drop()
-                raise index_error(error) from error
+                raise index_error(error, os.access(self._path, os.W_OK)) from error
+            except UnicodeDecodeError as error:  # SQLite's own message quoted damaged bytes
+                self._drop()
+                raise IndexDamaged("the index is damaged (its schema); check --repair rebuilds it") from error
 
     def _current(self) -> sqlite3.Connection:
         try:
@@ -198,7 +205,7 @@ class RefIndex:
             os.rename(temp, self._path)
             sync_folder(self._folder)
         except sqlite3.Error as error:
-            raise index_error(error) from error
+            raise index_error(error, writable=True) from error
         finally:
             for left in (str(temp), f"{temp}-journal", *(f"{temp}{companion}" for companion in _COMPANIONS)):
                 with contextlib.suppress(OSError):

@@ -107,6 +107,12 @@ def test_sizes_are_powers_of_1024() -> None:
 
 def test_unknown_and_senseless_settings_are_refused_by_name() -> None:
     assert StoreConfig.from_mapping({"attempts": 2}).attempts == 2
-    for settings in ({"attemps": 2}, {"attempts": 0}, {"max_blob": -1}, {"rows_ttl": 0.5}):
+    for settings in (
+        {"attemps": 2},
+        {"attempts": 0},
+        {"max_blob": -1},
+        {"rows_ttl": 0.5},
+        {"replica_timeout": 99},
+    ):
         with pytest.raises(ConfigError, match=next(iter(settings))):
             StoreConfig.from_mapping(settings)
