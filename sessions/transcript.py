@@ -8,6 +8,7 @@ template: if it drops or rewrites earlier text, the place is found and told.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,14 +35,25 @@ class Alignment:
     diverged: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """The text that one id adds, and whether it ends between characters."""
+
+    text: bytes
+    whole: bool
+
+
 def align(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> Alignment:
     """Lay the rendered `pieces` over the fed (and pending) `ids`."""
     runs = _runs(pieces, tokenizer)
-    spelled = [_spell(token, tokenizer) for token in ids]
-    ends = np.cumsum([len(part) for part in spelled], dtype=np.int64)
-    have, want = b"".join(spelled), b"".join(_render(run, tokenizer) for run in runs)
+    spelled = _spell(ids, tokenizer)
+    ends = np.cumsum([len(each.text) for each in spelled], dtype=np.int64)
+    have = b"".join(each.text for each in spelled)
+    want = b"".join(_render(run, tokenizer) for run in runs)
     common = _common_prefix(have, want)
     kept = int(np.searchsorted(ends, common, side="right"))
+    while 0 < kept < len(ids) and not spelled[kept - 1].whole:
+        kept -= 1
     while kept and not _can_cut(runs, int(ends[kept - 1]), tokenizer):
         kept -= 1
     rest = _drop(runs, int(ends[kept - 1]) if kept else 0, tokenizer)
@@ -53,8 +65,9 @@ def align_tail(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Token
     the rendered one, and what follows it is new. Raises EditRefused when it is not there."""
     runs = _runs(pieces, tokenizer)
     want = b"".join(_render(run, tokenizer) for run in runs)
+    spelled = _spell(ids, tokenizer)
     for count in _ANCHORS:
-        tail = b"".join(_spell(token, tokenizer) for token in ids[-count:])
+        tail = b"".join(each.text for each in spelled[-count:])
         found = want.rfind(tail)
         if found >= 0 and _can_cut(runs, found + len(tail), tokenizer):
             rest = _drop(runs, found + len(tail), tokenizer)
@@ -80,16 +93,29 @@ def _runs(pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> list[TextPiece]:
     return runs
 
 
-def _spell(token: int, tokenizer: Tokenizer) -> bytes:
-    if tokenizer.is_special(token):
-        return _CONTROL + token.to_bytes(4, "little")
-    return tokenizer.token_bytes(token)
+def _spell(ids: Sequence[int], tokenizer: Tokenizer) -> list[Spelled]:
+    """What each id adds to the text, as a reader of the stream was shown it: a character comes with its
+    last id, bytes that are no UTF-8 are U+FFFD, and a character that a control token cuts off is nothing."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    spelled = []
+    for token in ids:
+        if tokenizer.is_special(token):
+            decoder.reset()
+            spelled.append(Spelled(_control(token), True))
+        else:
+            text = decoder.decode(tokenizer.token_bytes(token)).encode("utf-8")
+            spelled.append(Spelled(text, decoder.getstate()[0] == b""))
+    return spelled
+
+
+def _control(token: int) -> bytes:
+    return _CONTROL + token.to_bytes(4, "little")
 
 
 def _render(run: TextPiece, tokenizer: Tokenizer) -> bytes:
     """A run as its ids will spell it: encoding puts the tokenizer's prefix before every text."""
     if run.special:
-        return b"".join(_spell(token, tokenizer) for token in tokenizer.encode_special(run.text))
+        return b"".join(map(_control, tokenizer.encode_special(run.text)))
     return tokenizer.rules.prefix + run.text.encode("utf-8", "surrogatepass")
 
 

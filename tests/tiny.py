@@ -16,7 +16,6 @@ TEMPLATE = (
     " + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-MERGED = "th"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 HIDDEN, HEAD, FEED_FORWARD = 64, 64, 96
 
@@ -29,13 +28,14 @@ def write_tiny(
     rope_base: float = 10000.0,
     window: int = 32,
     context: int = 8192,
+    merged: str = "th",
 ) -> Path:
     """A model file of `architecture` ("llama" or "gemma3") with weights drawn from `seed`."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
-    tokens = [*_byte_tokens(), MERGED, *CONTROL]
+    tokens = [*_byte_tokens(), merged, *CONTROL]
     _hyperparameters(writer, architecture, layers, rope_base, window, context, len(tokens))
-    _tokenizer(writer, tokens)
+    _tokenizer(writer, tokens, merged)
     for name, shape in _tensors(architecture, layers, len(tokens)).items():
         if len(shape) == 1:
             data = 1 + 0.1 * rng.standard_normal(shape)
@@ -75,12 +75,12 @@ def _hyperparameters(
         writer.add_sliding_window(window)
 
 
-def _tokenizer(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
+def _tokenizer(writer: gguf.GGUFWriter, tokens: list[str], merged: str) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * len(CONTROL))
-    writer.add_token_merges([" ".join(MERGED)])
+    writer.add_token_merges([" ".join(merged)])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(259)
     writer.add_add_bos_token(False)
