@@ -38,7 +38,7 @@ def build_mask(
     key_at = torch.from_numpy(keys)[None]
     visible = key_at <= at
     if window is not None:
-        visible &= key_at >= window.first_visible(at)
+        visible &= key_at >= torch.from_numpy(window.first_visible(queries))[:, None]
     if bool(visible.all()):
         return None
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from engine.batch import Batch, Ubatch
+from engine.batch import Batch, Ints, Ubatch
 from engine.rope import Rotary
 from engine.state import Layout, Point, Rows, SeqId
 
@@ -26,17 +27,15 @@ class WindowSpec:
     size: int
     chunked: bool = False
 
-    def first_visible(self, position: int) -> int:
-        """The first position that a query at `position` may see."""
+    def first_visible(self, positions: Ints) -> Ints:
+        """The first position that a query at each of `positions` may see."""
         if self.chunked:
-            return position // self.size * self.size
-        return max(0, position - self.size + 1)
+            return positions // self.size * self.size
+        return np.maximum(0, positions - self.size + 1)
 
     def needed_from(self, position: int) -> int:
         """The first row that a sequence must still have to go on at `position`."""
-        if self.chunked:
-            return position // self.size * self.size
-        return max(0, position - self.size)
+        return int(self.first_visible(np.array([position]))[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class KvView:
         device = rows.keys.device
         for segment in self._ubatch.segments:
             queries = self._ubatch.positions[segment.start : segment.stop]
-            first = 0 if rows.window is None else rows.window.first_visible(int(queries[0]))
+            first = 0 if rows.window is None else rows.window.needed_from(int(queries[0]))
             cells = rows.table.cells_of(segment.seq, first, int(queries[-1]) + 1)
             keys = rows.table.positions[cells]
             mask = build_mask(queries, keys, rows.window, rows.keys.compute, device)
