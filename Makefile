@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 models: $(STAMP)
-	@$(BIN)/tenuto --quiet pull smollm2 gemma3-270m
+	@$(BIN)/tenuto pull smollm2 gemma3-270m >/dev/null
 
 demo: $(STAMP)
 	@$(BIN)/python -m benchmarks.demo

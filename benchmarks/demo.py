@@ -22,14 +22,13 @@ from cli.restored import restored_line
 ROOT = Path(__file__).parent.parent
 MODEL = "smollm2"
 NAME = "demo"
-#: The long text that the conversation is about: this project's own description of what it stores.
-TEXTS = ("docs/architecture.md", "docs/format.md")
-WORDS = 1600
+#: What the conversation is about: a short story, written for this.
+STORY = ROOT / "benchmarks" / "lighthouse.txt"
 QUESTIONS = (
-    "In one or two sentences: what is this document about?",
-    "What is a chunk, according to the document?",
+    "Who is Marit, and what does she do?",
+    "What happened in the storm?",
 )
-NEXT = "Thank you. And why does it matter that a chunk never changes?"
+NEXT = "Thank you. Which of the people in the story do you like best, and why?"
 MAX_TOKENS = 60
 
 
@@ -37,7 +36,7 @@ def main() -> int:
     """Both halves, and what they amount to. Returns 1 if the second half said something else."""
     path = fetch_with_progress(MODEL, Output(quiet=False, as_json=False))
     with tempfile.TemporaryDirectory(prefix="tenuto-demo-") as folder:
-        print("1. A conversation about a long document, in a process of its own\n", flush=True)
+        print("1. A conversation about a story, in a process of its own\n", flush=True)
         first = _half("first", path, Path(folder))
         print(
             f"\n   That process ({first['pid']}) has ended. What it left: {size(first['stored'])} on disk.\n"
@@ -77,11 +76,11 @@ def first_half(model: str, folder: Path) -> dict[str, Any]:
     from sessions.conversation import Conversation
 
     manager = _manager(model, folder)
-    chat = Conversation.new(manager, NAME, SamplerParams())
-    document = _document()
-    reading = _say(
-        chat, f"{document}\n\n{QUESTIONS[0]}", f"<{len(document.split()):,} words> {QUESTIONS[0]}"
-    )[1]
+    sampler = SamplerParams(temperature=0.6, top_p=0.9, repeat_penalty=1.1, seed=1)
+    chat = Conversation.new(manager, NAME, sampler)
+    story = STORY.read_text("utf-8")
+    shown = f"<a story of {len(story.split()):,} words> {QUESTIONS[0]}"
+    reading = _say(chat, f"{story}\n\n{QUESTIONS[0]}", shown)[1]
     for question in QUESTIONS[1:]:
         reading += _say(chat, question)[1]
     if chat.save_error is not None:
@@ -119,9 +118,8 @@ def second_half(model: str, folder: Path) -> dict[str, Any]:
 
 
 def _manager(model: str, folder: Path) -> Any:
-    from engine.loader import load_engine
-
     from engine.config import EngineConfig
+    from engine.loader import load_engine
     from sessions.manager import SessionManager
     from sessions.stores.open import open_store
 
@@ -143,11 +141,6 @@ def _say(chat: Any, text: str, shown: str = "", quiet: bool = False) -> tuple[st
     if not quiet:
         print(flush=True)
     return "".join(said), waited or 0.0
-
-
-def _document() -> str:
-    words = " ".join((ROOT / name).read_text("utf-8") for name in TEXTS).split(" ")
-    return " ".join(words[:WORDS])
 
 
 def _run_half(half: str, model: str, folder: str, report: str) -> None:

@@ -25,7 +25,7 @@ def fetch_with_progress(name: str, out: Output) -> Path:
     with Progress(*columns, console=console, disable=out.quiet, transient=True) as bar:
         task = bar.add_task(name, total=None)
 
-        def progress(done: int, total: int | None) -> None:
+        def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         return fetch(name, models_folder(), progress)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.app import cache_folder
+from cli.app import cache_folder, models_folder
 from cli.fetching import fetch_with_progress
 from cli.known import KnownModels
 from cli.options import EngineOptions
-from cli.output import Output
+from cli.output import Output, size
 
 if TYPE_CHECKING:
     from engine.runner import Engine
@@ -53,7 +54,16 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
 
 
 def locate(model: str, out: Output) -> str:
-    """The path of `model`; one of the catalogue is fetched first, if it is not there yet."""
-    from engine.weights.catalog import CATALOG
+    """Where `model` is; one of the catalogue is fetched first, if it is not there yet."""
+    from engine.weights.catalog import CATALOG, find
+    from engine.weights.fetch import fetched
 
-    return str(fetch_with_progress(model, out)) if model in CATALOG else str(Path(model).expanduser())
+    path = Path(model).expanduser()
+    if model not in CATALOG:
+        if not path.exists() and os.sep not in model and not path.suffix:
+            find(model)  # raises ModelNotFound, with the names there are
+        return model if model.startswith("hf:") else str(path)
+    if fetched(model, models_folder()) is None:
+        entry = CATALOG[model]
+        out.note(f"fetching {entry.title}, {size(entry.nbytes)}, once. {entry.license}")
+    return str(fetch_with_progress(model, out))

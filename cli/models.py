@@ -13,28 +13,26 @@ from cli.output import Output, size
 @with_output
 def models(out: Output) -> None:
     """List the models that `pull` knows, which of them are here, and the families that can be loaded."""
+    from engine.models.table import MODELS
     from engine.weights.catalog import CATALOG
     from engine.weights.fetch import fetched
 
-    from engine.models.table import MODELS
-
-    rows = []
-    for entry in CATALOG.values():
-        path = fetched(entry.name, models_folder())
-        rows.append(
+    here = {name: fetched(name, models_folder()) for name in CATALOG}
+    if out.as_json:
+        listed = [
             {
                 "name": entry.name,
                 "title": entry.title,
                 "nbytes": entry.nbytes,
                 "license": entry.license,
-                "path": str(path) if path else None,
+                "path": str(here[entry.name]) if here[entry.name] else None,
             }
-        )
-    if out.as_json:
-        out.data({"models": rows, "architectures": sorted(MODELS)})
+            for entry in CATALOG.values()
+        ]
+        out.data({"models": listed, "architectures": sorted(MODELS)})
         return
-    table = [[r["name"], r["title"], size(r["nbytes"]), "yes" if r["path"] else "no"] for r in rows]
-    out.table(["NAME", "MODEL", ">SIZE", "HERE"], table)
+    rows = [[e.name, e.title, size(e.nbytes), "yes" if here[e.name] else "no"] for e in CATALOG.values()]
+    out.table(["NAME", "MODEL", ">SIZE", "HERE"], rows)
     out.text()
     families = ", ".join(sorted(MODELS))
     out.text(f"A GGUF file or a Hugging Face folder of these families works too: {families}")

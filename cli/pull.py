@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cli.app import models_folder
 from cli.fetching import fetch_with_progress
 from cli.options import with_output
 from cli.output import Output, size
@@ -18,17 +19,26 @@ def pull(out: Output, names: tuple[str, ...]) -> None:
     A download that was cut off goes on where it stopped; what is there already is not fetched again.
     """
     from engine.weights.catalog import find
+    from engine.weights.fetch import notices
 
-    entries = [find(name) for name in names]  # refuse a wrong name before the first download
-    paths = []
+    entries = [find(name) for name in names]  # a wrong name is refused before the first download
+    pulled = []
     for entry in entries:
         path = fetch_with_progress(entry.name, out)
-        paths.append(
-            {"name": entry.name, "path": str(path), "nbytes": path.stat().st_size, "license": entry.license}
+        terms = [str(notice) for notice in notices(entry.name, models_folder())]
+        pulled.append(
+            {
+                "name": entry.name,
+                "path": str(path),
+                "nbytes": entry.nbytes,
+                "license": entry.license,
+                "notices": terms,
+            }
         )
         if not out.as_json:
-            out.note(f"{entry.title}: {size(path.stat().st_size)}")
-            out.note(entry.license)
-            out.text(str(path)) if not out.quiet else None
+            out.note(f"{entry.title}, {size(entry.nbytes)}. {entry.license}")
+            for notice in terms:
+                out.note(f"  {notice}")
+            out.text(str(path))
     if out.as_json:
-        out.data(paths)
+        out.data(pulled)
