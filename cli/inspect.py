@@ -68,12 +68,16 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _layout(manifest: Manifest) -> str:
-    """Parts of equal shape together: `30 × token k bf16 (3, 64)`."""
-    specs = sorted((spec.kind, spec.name, spec.dtype, spec.shape) for spec in manifest.layout)
+    """The layers' parts of equal name and shape together: `30 × token kv.k bf16 (3, 64)`."""
+    specs = sorted((spec.kind, _family(spec.name), spec.dtype, spec.shape) for spec in manifest.layout)
     groups = ((key, len(list(group))) for key, group in groupby(specs))
     return "; ".join(
         f"{count} × {kind} {name} {dtype} {shape}" for (kind, name, dtype, shape), count in groups
     )
+
+
+def _family(part: str) -> str:
+    return part.rstrip("0123456789").rstrip(".")
 
 
 def _sampler(manifest: Manifest) -> str:
