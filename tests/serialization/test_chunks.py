@@ -183,6 +183,30 @@ def test_each_wrong_header_is_refused_by_its_own_error(
     assert type(caught.value) is error
 
 
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [
+        ([[1, "f16", [4], 1]], "f16"),
+        ([[1, "bf16", [2, 2], 1]], "bf16"),
+        ([[2, "bf16", [2], 1]], "bf16"),
+        ([[1, "bf16", [12], 3]], "bf16"),
+    ],
+)
+def test_other_parts_of_the_same_size_are_refused(parts: list[object], dtype: str) -> None:
+    data = reframed(small_blob(), parts=parts, sections=[[dtype, [], [24]]])
+    assert read_header(data).raw_nbytes == 24
+    with pytest.raises(Corrupt, match="layout"):
+        decode_small(data)
+
+
+def test_runs_of_parts_have_one_spelling() -> None:
+    specs = SMALL + SMALL
+    rows = rows_for(specs, PartKind.TOKEN, 0, 3)
+    data = encode_rows(PartKind.TOKEN, specs, 0, 3, [rows], RAW)
+    with pytest.raises(Corrupt, match="two runs"):
+        read_header(reframed(data, parts=[[1, "bf16", [4], 1]] * 2))
+
+
 def test_another_version_magic_or_letter_is_refused() -> None:
     data = small_blob()
     with pytest.raises(UnknownVersion, match="version 9"):

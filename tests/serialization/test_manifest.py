@@ -166,15 +166,6 @@ POINT = "point-b3-" + "0" * 64
         ({"fingerprint": {"making": {}}}, Corrupt),
         ({"fingerprint": {"making": {}, "meaning": {"x": []}}}, Corrupt),
         ({"fingerprint": {"making": {}, "meaning": {str(at): at for at in range(257)}}}, LimitExceeded),
-        ({"layout": [["k", "token", 0, "f64", [4], 1, None]]}, UnknownFeature),
-        ({"layout": [["k", "wave", 0, "f32", [4], 1, None]]}, UnknownFeature),
-        ({"layout": [["k", "token", 0, "f32", [4], 2, None]]}, Corrupt),
-        ({"layout": [["k", "token", 0, "f32", [4], 1, 3]]}, Corrupt),
-        ({"layout": [["k", "window", 0, "f32", [4], 1, None]]}, Corrupt),
-        ({"layout": [["k", "token", 0, "q8_0", [33], 1, None]]}, Corrupt),
-        ({"layout": [["k", "token", 0, "f32", [], 1, None]]}, Corrupt),
-        ({"layout": [["k", "token", 0, "f32", [2**20, 2**20], 1, None]]}, LimitExceeded),
-        ({"layout": [["k", "block", 0, "f32", [4], 0, None]]}, Corrupt),
         ({"tokens": b""}, Corrupt),
         ({"tokens": b"\x05"}, Corrupt),
         ({"tokens": b"\x02\x00"}, Corrupt),
@@ -195,6 +186,7 @@ POINT = "point-b3-" + "0" * 64
         ({"chunks": [[0, 256, []], [256, 513, []]]}, Corrupt),
         ({"chunks": [[0, 256, []], [256, 512, []], [512, 768, []]]}, Corrupt),
         ({"chunks": [[1, 256, []], [256, 300, []]]}, Corrupt),
+        ({"chunks": [[0, 200, []], [200, 300, []]]}, Corrupt),
         ({"chunks": [[0, 256, []], [0, 256, []], [256, 300, []]]}, Corrupt),
         ({"chunks": [[0, 256, [["token", POINT, 0, 1, 1]]], [256, 300, []]]}, Corrupt),
         ({"chunks": [[0, 256, [["token", ROWS, 1, 1, 1]]], [256, 300, []]]}, Corrupt),
@@ -222,6 +214,27 @@ def test_each_wrong_value_is_refused_by_its_own_error(
 ) -> None:
     with pytest.raises(error) as caught:
         Manifest.decode(changed(**changes))
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        (["k", "token", 0, "f64", [4], 1, None], UnknownFeature),
+        (["k", "wave", 0, "f32", [4], 1, None], UnknownFeature),
+        (["k", "token", 0, "f32", [4], 2, None], Corrupt),
+        (["k", "token", 0, "f32", [4], 1, 3], Corrupt),
+        (["k", "window", 0, "f32", [4], 1, None], Corrupt),
+        (["k", "token", 0, "q8_0", [33], 1, None], Corrupt),
+        (["k", "token", 0, "f32", [], 1, None], Corrupt),
+        (["k", "token", 0, "f32", [2**20, 2**20], 1, None], LimitExceeded),
+        (["k", "block", 0, "f32", [4], 0, None], Corrupt),
+    ],
+)
+def test_each_wrong_part_is_refused_by_its_own_error(part: list[object], error: type[StateError]) -> None:
+    record: dict[str, Any] = unpack(EMPTY.encode()[8:], "test")
+    with pytest.raises(error) as caught:
+        Manifest.decode(EMPTY.encode()[:8] + pack({**record, "layout": [part]}))
     assert type(caught.value) is error
 
 
