@@ -12,11 +12,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
+
+T = TypeVar("T")
 
 #: Of `os`. `close` is left alone: its failure would leak the descriptor that the test then misses.
 IO_CALLS = (
@@ -169,7 +171,7 @@ class FaultyStore:
     def close(self) -> None:
         self.store.close()
 
-    def _call(self, act: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, act: Callable[..., T], *args: Any) -> T:
         letter = self.plan[self.num_calls : self.num_calls + 1]
         self.num_calls += 1
         if letter == "r":

@@ -118,4 +118,4 @@ def outcome(act: Callable[[Store], Any], store: Store) -> Any:
 @pytest.mark.redis
 def test_all_stores_agree(redis_server: RedisServer) -> None:
     Agreement.server = redis_server
-    run_state_machine_as_test(Agreement, settings=settings(max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(Agreement, settings=settings(max_examples=30, stateful_step_count=40))

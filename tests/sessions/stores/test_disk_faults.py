@@ -130,6 +130,22 @@ def test_every_io_call_of_opening_may_fail(faults: IoFaults, tmp_path: Path) -> 
     assert nth > 100
 
 
+@pytest.mark.parametrize("call", ["os.write", "os.fsync", "os.rename"])
+def test_a_put_that_failed_leaves_no_stray(call: str, faults: IoFaults, tmp_path: Path) -> None:
+    bench = DiskBench(tmp_path)
+    store = bench.open()
+    nth = 0
+    while faults.fired != call:
+        faults.arm(nth)
+        with pytest.raises(StoreUnavailable):
+            store.put(ROWS, NEW)
+        nth += 1
+    faults.disarm()
+    assert list(store.list_stray()) == []
+    assert list(store.list_blobs()) == []
+    bench.close()
+
+
 def test_a_short_write_is_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import os
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def bench(redis_server: RedisServer) -> Iterator[RedisBench]:
 def cluster() -> Iterator[RedisServer]:
     """A Cluster of one node that serves every slot."""
     with RedisServer("--cluster-enabled", "yes") as server:
-        client = server.client()
+        client: Any = server.client()
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         deadline = time.monotonic() + 15
         while not re.search(r"cluster_state\W+ok", str(client.execute_command("CLUSTER INFO"))):
@@ -165,7 +166,7 @@ def test_a_server_that_may_evict_refs_is_reported(bench: RedisBench) -> None:
 
 def test_sentinel_leads_to_the_primary() -> None:
     with RedisServer() as primary, RedisServer(sentinel=True) as sentinel:
-        client = sentinel.client()
+        client: Any = sentinel.client()
         client.execute_command("SENTINEL", "MONITOR", "tenuto-main", "127.0.0.1", primary.port, 1)
         client.close()
         store = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/tenuto-main/0")

@@ -92,7 +92,7 @@ def test_a_lasting_refusal_is_not_tried_again() -> None:
     def refuse(name: str) -> bytes:
         raise StoreUnavailable("wrong password", permanent=True)
 
-    faulty.store.read = refuse  # type: ignore[assignment, method-assign]
+    faulty.store.read = refuse  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable, match="password"):
         store.read("s")
     assert waits == []
