@@ -188,8 +188,8 @@ def open_tokenizer(data: TokenizerData, cache_dir: Path | None = None) -> Tokeni
     if isinstance(data, HfTokenizerFiles):
         found = read_hf_tokenizer(data)
         bos, eos = found.id_of("bos_token"), found.id_of("eos_token")
-        ends = [eos, *(found.id_of_text(text) for text in data.settings.get("end_tokens", ()))]
-        rules = TokenRules(bos, eos, found.add_bos, found.prefix, found.table.ends(ends))
+        ends = found.table.ends([eos, *data.settings["end_ids"]])
+        rules = TokenRules(bos, eos, found.add_bos, found.prefix, ends)
         return Tokenizer(found.cutter, found.table, rules, data.digest)
     cutter = cached(cache_dir, data.digest, lambda: built_tokenizer(data))
     sentencepiece = data.text("model", "") == "llama"

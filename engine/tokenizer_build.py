@@ -67,9 +67,7 @@ def _sentencepiece(data: GgufVocabulary) -> Tokenizer:
         bpe = models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True)
     else:
         vocab[data.tokens[unknown]] = unknown
-        bpe = models.BPE(
-            vocab, merges, unk_token=data.tokens[unknown], fuse_unk=True, byte_fallback=True
-        )
+        bpe = models.BPE(vocab, merges, unk_token=data.tokens[unknown], fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(bpe)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
     if space_prefix(data):

@@ -29,9 +29,8 @@ class HfTokenizer:
     def id_of(self, key: str) -> int | None:
         """The id of the token that the settings name under `key`, or None."""
         text = self.settings.get(key)
-        return None if text is None else self.id_of_text(text)
-
-    def id_of_text(self, text: str) -> int | None:
+        if text is None:
+            return None
         found = self.table.controls.get(text)
         return found if found is not None else self.cutter.token_to_id(text)
 

@@ -5,19 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.errors import ModelNotFound, WeightsRefused
+from engine.weights.catalog import CATALOG
 from engine.weights.from_gguf import GgufWeights
+from engine.weights.hf import HfWeights
+from engine.weights.hub import PREFIX, HubName, download
 from engine.weights.weights import Weights
 
 
 def open_weights(source: str | Path) -> Weights:
-    """The model at `source`, its header read and checked.
+    """The model at `source`, its header read and checked; one on the hub is downloaded first.
 
-    Raises ModelNotFound where there is none, WeightsRefused where it is damaged.
+    Raises ModelNotFound where there is none, DownloadFailed where it cannot be had, WeightsRefused where it
+    is damaged.
     """
-    path = Path(source)
+    if str(source).startswith(PREFIX):
+        name = HubName.parsed(str(source))
+        return _opened(download(name), name.repo.partition("/")[2])
+    return _opened(Path(source), None)
+
+
+def _opened(path: Path, name: str | None) -> Weights:
+    """`name` is what a folder is called, if that is not in its path."""
     try:
-        if not path.exists():
-            raise ModelNotFound(f"no model at {path}")
-        return GgufWeights(path)
+        if path.is_dir():
+            return HfWeights(path, name)
+        if path.exists():
+            return GgufWeights(path)
     except OSError as error:
         raise WeightsRefused(f"{path}: {error.strerror or error}") from error
+    fetched = ", ".join(sorted(CATALOG))
+    raise ModelNotFound(f"no model at {path} (by name there are: {fetched})")

@@ -32,7 +32,8 @@ class TokenKind(IntEnum):
 class HfTokenizerFiles:
     """A Hugging Face folder's tokenizer: `tokenizer.json` as it is, and the parsed settings beside it.
 
-    `settings` has bos_token, eos_token (text or None), add_bos_token (bool) and end_tokens (texts).
+    `settings` has bos_token and eos_token (text or None), add_bos_token (bool, or None where the files do not
+    say) and end_ids (a tuple).
     """
 
     model: str
