@@ -136,6 +136,13 @@ def test_records_that_are_missing_doubled_or_out_of_order_are_refused() -> None:
             check_archive(io.BytesIO(sealed(data[:8] + b"".join(order) + b"E")))
 
 
+def test_a_manifest_that_is_not_what_its_record_says_is_refused() -> None:
+    data = small()
+    body = data[:-32]
+    with pytest.raises(Corrupt):
+        check_archive(io.BytesIO(sealed(body[:20] + bytes([body[20] ^ 1]) + body[21:])))
+
+
 def test_a_huge_declared_length_allocates_nothing() -> None:
     head = small()[:8]
     tracemalloc.start()

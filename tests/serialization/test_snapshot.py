@@ -121,6 +121,18 @@ def test_point_state_allows_its_own_positions_alone() -> None:
         read_state(store, manifest, 101)
 
 
+def test_checkpoints_above_a_rewind_or_of_other_tokens_are_not_kept() -> None:
+    store, state = CountingStore(), state_of(100)
+    first = manifest_of(state, write_state(store, state, None, 0))
+    state = state_of(130)
+    both = manifest_of(state, write_state(store, state, first, 100))
+    longer = state_of(200)
+    other = replace(longer, tokens=(1, *longer.tokens[1:]))
+    for last, untouched, kept in ((longer, 130, [100, 130]), (longer, 110, [100]), (other, 200, [])):
+        written = write_state(store, last, both, untouched)
+        assert [each.position for each in written.checkpoints] == [*kept, 200]
+
+
 def test_a_turn_writes_its_own_chunks_alone() -> None:
     store, first = CountingStore(), state_of(4000, ATTENTION)
     before = manifest_of(first, write_state(store, first, None, 0))
@@ -305,6 +317,26 @@ def test_declared_sizes_are_compared_before_a_blob_is_fetched() -> None:
     with pytest.raises(StateError):
         read_state(store, replace(manifest, chunks=(replace(chunk, blobs=(blob,)),)))
     assert store.got == []
+
+
+def test_a_manifest_that_lies_about_a_blobs_stored_size_is_refused() -> None:
+    store, state = CountingStore(), state_of(100, ATTENTION)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    (chunk,) = manifest.chunks
+    (blob,) = chunk.blobs
+    wrong = replace(blob, ref=replace(blob.ref, nbytes=blob.ref.nbytes - 1))
+    with pytest.raises(Corrupt):
+        read_state(store, replace(manifest, chunks=(replace(chunk, blobs=(wrong,)),)))
+
+
+def test_point_state_of_another_size_than_its_parts_is_refused() -> None:
+    store, state = CountingStore(), state_of(20)
+    manifest = manifest_of(state, write_state(store, state, None, 0))
+    (checkpoint,) = manifest.checkpoints
+    assert checkpoint.ref is not None
+    wrong = replace(checkpoint, ref=replace(checkpoint.ref, raw_nbytes=1))
+    with pytest.raises(Corrupt, match="point state"):
+        read_state(store, replace(manifest, checkpoints=(wrong,)))
 
 
 def test_equal_states_are_stored_once() -> None:
