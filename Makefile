@@ -6,7 +6,7 @@
 #   make check      format, lint, types, floors
 #   make test-all   the tests with the slow ones
 #   make bench      figures, one JSON line each
-#   make docs       regenerate the command line's reference
+#   make docs       regenerate what is made from the code: the command line's reference, the list of modules
 #   make clean      forget what was built here (models and sessions stay)
 
 PYTHON ?= python3
@@ -60,6 +60,7 @@ bench: models
 
 docs: $(STAMP)
 	$(BIN)/python -m cli.docs > docs/cli.md
+	$(BIN)/python -m tools.modules
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,6 +11,7 @@ import pytest
 from cli import docs
 from cli.main import INTERRUPTED
 from engine import errors
+from tools import modules
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +25,10 @@ _PRIVATE = re.compile(
 def test_the_command_line_reference_is_not_stale() -> None:
     page = (ROOT / "docs" / "cli.md").read_text("utf-8")
     assert page == docs.render(), "run `make docs`"
+
+
+def test_the_list_of_modules_is_not_stale() -> None:
+    assert modules.PAGE.read_text("utf-8") == modules.render(), "run `make docs`"
 
 
 def error_classes() -> dict[str, int]:

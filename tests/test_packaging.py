@@ -41,7 +41,7 @@ def test_the_wheel_holds_the_four_floors_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_every_folder_with_code_is_a_package() -> None:
-    for top in (*PACKAGES, "tests", "benchmarks"):
+    for top in (*PACKAGES, "tests", "benchmarks", "tools"):
         for path in (ROOT / top).rglob("*.py"):
             assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py"
 
