@@ -1,0 +1,32 @@
+"""`make bench`: every figure of docs/benchmarks.md, one JSON line each.
+
+    python -m benchmarks [smollm2] [gemma3-270m]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import platformdirs
+
+from benchmarks import resume, speed
+from benchmarks.figures import english, machine
+from engine.config import EngineConfig
+from engine.loader import load_engine
+from engine.weights.catalog import CATALOG
+from engine.weights.fetch import fetch
+
+
+def main() -> None:
+    machine()
+    for name in sys.argv[1:] or CATALOG:
+        path = fetch(name, platformdirs.user_cache_path("tenuto") / "models")
+        engine = load_engine(path, EngineConfig(n_ctx=8192, num_cells=3 * 8192, num_seqs=2))
+        text = engine.tokenizer.encode(english())
+        resume.run(name, engine, text)
+        speed.peak_memory(name)
+        speed.run(name, engine, path, text)
+
+
+if __name__ == "__main__":
+    main()
