@@ -63,7 +63,9 @@ class RowBuffer:
             raise ConfigError(f"{field} = {dtype!r}: a cache can be one of {', '.join(ROW_TYPES)}")
         nbytes, values = DTYPES[dtype]
         if head_size % values:
-            raise ConfigError(f"{field} = {dtype!r}: it needs head sizes divisible by {values}, not {head_size}")
+            raise ConfigError(
+                f"{field} = {dtype!r}: it needs head sizes divisible by {values}, not {head_size}"
+            )
         self.dtype = dtype
         self.num_heads = num_heads
         self.head_size = head_size
