@@ -26,7 +26,7 @@ _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 class _GenerationBlock(Extension):
     """`{% generation %}...{% endgeneration %}` marks replies for training; here its body is just text."""
 
-    tags = frozenset({"generation"})  # noqa: RUF012 - jinja2 declares it as a set of the instance
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a set of the instance
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -127,7 +127,9 @@ class GgufFile:
         return flat.reshape(num_rows, -1)
 
     def _refused(self, why: str) -> WeightsRefused:
-        return WeightsRefused(f"{self.path.name}: {why}")
+        # Names in it are a stranger's: the message stays one short line whatever they hold.
+        line = "".join(c if c.isprintable() else "?" for c in why[:300])
+        return WeightsRefused(f"{self.path.name}: {line}")
 
     def _counts(self) -> tuple[int, int]:
         magic, version, num_tensors, num_pairs = struct.unpack_from("<4sIQQ", self._data, 0)

@@ -99,7 +99,7 @@ class _Fields:
                 self.out[key] = self._uniform(key, value)
 
     def refused(self, key: str, value: object) -> WeightsRefused:
-        return WeightsRefused(f"{self.model}: {key} = {value!r} makes no sense")
+        return WeightsRefused(f"{self.model}: {key} = {repr(value)[:80]} makes no sense")
 
     def _uniform(self, key: str, value: object) -> Hparam:
         """Some files give a count per layer; they are read where all layers agree."""

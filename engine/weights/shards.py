@@ -25,7 +25,7 @@ class Shards:
         self._handles: dict[str, Any] = {}
         for path in self.files:
             try:
-                handle = safe_open(path, framework="pt")
+                handle: Any = safe_open(path, framework="pt")
                 names = list(handle.keys())
             except (SafetensorError, OSError) as error:
                 raise WeightsRefused(f"{path.name} cannot be read: {error}") from error
