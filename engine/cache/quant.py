@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ConfigError
+from engine.state import DTYPES
 
 BLOCK = 32
 
@@ -30,7 +31,7 @@ def encode(dtype: str, values: torch.Tensor) -> torch.Tensor:
         out = _encode_q4_0(blocks)
     else:
         raise ConfigError(f"no quantizer for {dtype!r}")
-    return out.view(*values.shape[:-1], -1)
+    return out.view(*values.shape[:-1], values.shape[-1] // BLOCK * out.shape[1])
 
 
 def decode(dtype: str, stored: torch.Tensor, out: torch.dtype) -> torch.Tensor:
@@ -43,7 +44,8 @@ def decode(dtype: str, stored: torch.Tensor, out: torch.dtype) -> torch.Tensor:
         values = _decode_q4_0(stored.reshape(-1, 18))
     else:
         raise ConfigError(f"no quantizer for {dtype!r}")
-    return values.to(out).view(*stored.shape[:-1], -1)
+    num_values = stored.shape[-1] // DTYPES[dtype][0] * BLOCK
+    return values.to(out).view(*stored.shape[:-1], num_values)
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
