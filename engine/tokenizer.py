@@ -90,7 +90,10 @@ class Tokenizer:
         return self._table.bytes_of(token)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` as ordinary text: no BOS, and special-token text stays text."""
+        """Ids of `text` as ordinary text: no BOS, and special-token text stays text.
+
+        A byte that the vocabulary has no token for is left out, as llama.cpp does.
+        """
         return self._plain(_without_lone_surrogates(text))
 
     def encode_special(self, text: str) -> list[int]:

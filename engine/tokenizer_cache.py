@@ -45,7 +45,10 @@ def _read(path: Path) -> Tokenizer | None:
         return None
     if head != _head(body):
         return None
-    return Tokenizer.from_buffer(body)
+    try:
+        return Tokenizer.from_buffer(body)
+    except Exception:  # the library raises bare Exception where another release of it wrote the file
+        return None
 
 
 def _head(body: bytes) -> bytes:
