@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
+from engine.errors import Corrupt, NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
 from sessions.stores.open import open_store
 from tests.cli.conftest import Tenuto
 
@@ -109,20 +109,28 @@ def test_an_export_is_imported_elsewhere_and_resumed(tenuto: Tenuto, session: st
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-def test_a_failed_export_leaves_nothing(tenuto: Tenuto, tmp_path: Path) -> None:
-    assert tenuto("export", "nope", "out.tenuto").code == SessionNotFound.exit_code
+def damage(tenuto: Tenuto, store: Path) -> None:
+    """Another last byte in the first chunk of the session `first`."""
+    needed = tenuto("inspect", "first", "--json").json["chunks"][0]["blobs"][0]["ref"]["blob"]
+    digest = needed.rpartition("-")[2]
+    (path,) = [path for path in store.rglob(f"*{digest[4:]}*") if path.is_file()]
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def test_a_failed_export_leaves_nothing(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
+    damage(tenuto, tmp_path / "store")
+    assert tenuto("export", "first", "out.tenuto").code == Corrupt.exit_code
     assert not list(tmp_path.glob("*out*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_check_finds_damage_and_repair_says_what_it_gave_up(
     tenuto: Tenuto, session: str, tmp_path: Path
 ) -> None:
     assert tenuto("check").code == 0
-    needed = tenuto("inspect", "first", "--json").json["chunks"][0]["blobs"][0]["ref"]["blob"]
-    digest = needed.rpartition("-")[2]
-    (path,) = [p for p in (tmp_path / "store").rglob(f"*{digest[4:]}*") if p.is_file()]
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    damage(tenuto, tmp_path / "store")
+    assert tenuto("resume", "first", "-p", "x", *SHORT).code == Corrupt.exit_code
     done = tenuto("check", "--json")
     assert done.code == ProblemsFound.exit_code
     assert [problem["kind"] for problem in done.json["problems"]] == ["corrupt"]
@@ -130,6 +138,16 @@ def test_check_finds_damage_and_repair_says_what_it_gave_up(
     assert tenuto("check").code == 0
     done = tenuto("resume", "first", "-p", "x", "--json", *SHORT)
     assert done.json["restored"]["recomputed"] > 0
+
+
+def test_a_damaged_session_is_read_again_when_that_is_asked_for(
+    tenuto: Tenuto, session: str, tmp_path: Path
+) -> None:
+    damage(tenuto, tmp_path / "store")
+    done = tenuto("resume", "first", "-p", "x", "--recompute", "-q", *SHORT)
+    assert done.code == 0
+    assert done.err.startswith("resumed 0 tokens")  # -q does not hide it
+    assert ": corrupt, " in done.err
 
 
 def test_gc_says_what_it_would_do_before_it_does_it(tenuto: Tenuto, session: str) -> None:
