@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.batch import Ints
 from engine.cache.cells import CellTable
 from engine.cache.rows import RowBuffer, Slot
 from engine.errors import StateError
@@ -77,19 +78,36 @@ def restore_rows(
         first = _check_runs(members, runs, length, latest)
         table = members[0].table
         firsts[table] = first if kind is PartKind.TOKEN else _first_kept(table, first, latest, length)
-    ids = np.asarray(tokens, np.int64)
     found = {table: table.find_slot([(seq, length - firsts[table])])[0] for table in tables}
+    try:
+        _fill(parts, found, seq, tokens, rows)
+    except BaseException:
+        for table in tables:
+            table.remove(seq, 0, None)
+        raise
+
+
+def _fill(
+    parts: Sequence[Part],
+    found: Mapping[CellTable, Ints],
+    seq: SeqId,
+    tokens: tuple[int, ...],
+    rows: tuple[Rows, ...],
+) -> None:
+    """Put tokens and rows into the cells `found` for the last of them."""
+    length = len(tokens)
+    ids = np.asarray(tokens, np.int64)
     for table, cells in found.items():
-        positions = np.arange(firsts[table], length)
+        positions = np.arange(length - len(cells), length)
         table.occupy(cells, np.full(len(cells), seq), positions, ids[positions], None)
     for run in rows:
         members = tuple(part for part in parts if part.spec.kind is run.kind)
-        table = members[0].table
-        start = max(run.start, firsts[table])
+        cells = found[members[0].table]
+        first = length - len(cells)
+        start = max(run.start, first)
         if start >= run.stop:
             continue
-        cells = found[table][start - firsts[table] : run.stop - firsts[table]]
-        slot = Slot.of(cells, members[0].buffer.device)
+        slot = Slot.of(cells[start - first : run.stop - first], members[0].buffer.device)
         for part, stored in zip(members, run.parts, strict=True):
             part.buffer.write_bytes(slot, stored[start - run.start :])
 

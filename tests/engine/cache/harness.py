@@ -157,7 +157,8 @@ def dense(
     for i, position in enumerate(at):
         visible = held <= position
         if layer.window is not None:
-            visible &= held >= layer.window.first_visible(position)
+            size = layer.window.size
+            visible &= held >= (position // size * size if layer.window.chunked else position - size + 1)
         for head in range(q.shape[1]):
             scores = k[visible, head // group] @ q[i, head].double() * 0.5
             if softcap is not None:

@@ -1,0 +1,240 @@
+"""What leaves a memory comes back as it was, whatever the cells; what is not whole is refused."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.cache.cells import CellTable
+from engine.cache.iswa import build_iswa
+from engine.cache.kv import KvMemory, build_kv
+from engine.cache.memory import MemorySpec, WindowSpec
+from engine.errors import EditRefused, NoSlot, StateError
+from engine.state import PartKind, Point, Rows
+from tests.engine.cache.harness import A, B, C, feed, held_rows, spec, visible
+
+WINDOW = 6
+TYPES = [("f32", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("q5_0", "bf16")]
+
+
+def iswa(
+    types: tuple[str, str] = ("f32", "f32"), cells: int = 30, num_cells: int = 120
+) -> tuple[MemorySpec, KvMemory]:
+    memory_spec = spec(
+        None, WindowSpec(WINDOW), size=64, types=types, max_batch=8, max_ubatch=8, num_cells=num_cells
+    )
+    return memory_spec, KvMemory(memory_spec, CellTable(num_cells, 3), CellTable(cells, 3, WINDOW))
+
+
+def grow(memory_spec: MemorySpec, memory: KvMemory, length: int) -> tuple[int, ...]:
+    for start in range(0, length, 8):
+        feed(memory_spec, memory, (A, range(start, min(start + 8, length))))
+    return memory.tokens_at(A, 0, length)
+
+
+def stored(memory: KvMemory, layer: int, seq: int) -> list[object]:
+    return [tensor.tolist() for tensor in held_rows(memory, layer, seq)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 29, 30, 31, 36, 50])
+def test_a_restored_sequence_goes_on_with_equal_bits(length: int, types: tuple[str, str]) -> None:
+    """Empty window, half full, full, about to wrap, wrapped."""
+    memory_spec, memory = iswa(types)
+    tokens = grow(memory_spec, memory, length)
+    rows, points = memory.snapshot(A)
+    _, other = iswa(types)
+    feed(memory_spec, other, (C, range(900, 907)))
+    other.restore(B, tokens, rows, points)
+    assert other.tokens_at(B, 0, length) == tokens
+    for token in range(600, 612):
+        one, two = feed(memory_spec, memory, (A, [token])), feed(memory_spec, other, (B, [token]))
+        assert all(torch.equal(a, b) for a, b in zip(one[0], two[0], strict=True))
+
+
+def test_an_empty_sequence_has_no_rows_and_needs_none() -> None:
+    _, memory = iswa()
+    assert memory.snapshot(A) == ((), ())
+    memory.restore(A, (), (), ())
+    assert memory.pos_max(A) is None
+
+
+def test_window_rows_go_as_far_back_as_memory_has_them() -> None:
+    memory_spec, memory = iswa()
+    grow(memory_spec, memory, 50)
+    rows, _ = memory.snapshot(A)
+    assert [(run.kind, run.start, run.stop) for run in rows] == [
+        (PartKind.TOKEN, 0, 50),
+        (PartKind.WINDOW, 20, 50),
+    ]
+    late, _ = memory.snapshot(A, since=45)
+    assert [(run.start, run.stop) for run in late] == [(45, 50), (45, 50)]
+    for run, whole in zip(late, rows, strict=True):
+        for part, all_rows in zip(run.parts, whole.parts, strict=True):
+            assert torch.equal(part, all_rows[45 - whole.start :])
+    assert memory.snapshot(A, since=50) == ((), ())
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    memory_spec, memory = iswa()
+    grow(memory_spec, memory, 20)
+    rows, _ = memory.snapshot(A)
+    before = [part.clone() for run in rows for part in run.parts]
+    memory.remove(A, 0, None)
+    feed(memory_spec, memory, (A, range(500, 508)))
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for r in rows for p in r.parts), strict=True))
+
+
+def test_runs_go_straight_into_cells_and_these_are_contiguous_where_they_can_be() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 25)
+    rows, points = memory.snapshot(A)
+    cut = tuple(piece for run in rows for piece in pieces(run, (7, 8, 20)))
+    memory.keep(C)
+    feed(memory_spec, memory, (C, range(3)))
+    memory.restore(B, tokens, cut, points)
+    again, _ = memory.snapshot(B)
+    for run, before in zip(again, rows, strict=True):
+        # Of window rows, a sequence's share of the cells.
+        kept = 0 if run.kind is PartKind.TOKEN else 15
+        assert (run.start, run.stop) == (kept, 25)
+        assert all(torch.equal(a, b[kept:]) for a, b in zip(run.parts, before.parts, strict=True))
+    cells = memory._base.cells_of(B)
+    assert cells.tolist() == list(range(cells[0], cells[0] + 25))
+
+
+def pieces(run: Rows, at: tuple[int, ...]) -> list[Rows]:
+    """`run` cut at some positions."""
+    edges = [run.start, *(cut for cut in at if run.start < cut < run.stop), run.stop]
+    return [
+        Rows(run.kind, a, b, tuple(part[a - run.start : b - run.start] for part in run.parts))
+        for a, b in itertools.pairwise(edges)
+    ]
+
+
+def test_bytes_of_any_alignment_can_be_restored() -> None:
+    memory_spec, memory = iswa(("bf16", "f32"))
+    tokens = grow(memory_spec, memory, 9)
+    rows, points = memory.snapshot(A)
+    crooked = []
+    for run in rows:
+        parts = []
+        for part in run.parts:
+            wide = torch.zeros(part.numel() + 3, dtype=torch.uint8)
+            wide[3:] = part.flatten()
+            parts.append(wide[3:].view(part.shape))
+        crooked.append(replace(run, parts=tuple(parts)))
+    memory.restore(B, tokens, tuple(crooked), points)
+    assert all(stored(memory, layer, A) == stored(memory, layer, B) for layer in (0, 1))
+
+
+def test_more_window_rows_than_fit_are_cut_to_what_does() -> None:
+    memory_spec, wide = iswa(cells=90)
+    tokens = grow(memory_spec, wide, 60)
+    rows, points = wide.snapshot(A)
+    assert rows[1].start == 0
+    _, narrow = iswa(cells=30)
+    feed(memory_spec, narrow, (C, range(8)))
+    narrow.restore(A, tokens, rows, points)
+    first, stop = narrow._tables[1].held_range(A)
+    assert (first, stop) == (50, 60)
+    assert narrow._tables[1].held_range(C) == (0, 8)
+    one, two = feed(memory_spec, wide, (A, [800])), feed(memory_spec, narrow, (A, [800]))
+    assert all(torch.equal(a, b) for a, b in zip(one[0], two[0], strict=True))
+
+
+def test_a_full_windows_memory_restores_what_a_short_one_saved_and_knows_what_it_lacks() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 50)
+    rows, points = memory.snapshot(A)
+    full = build_iswa(replace(memory_spec, full_windows=True))
+    full.restore(B, tokens, rows, points)
+    assert full.can_resume_at(B, 50)
+    assert full.can_resume_at(B, 25)
+    assert not full.can_resume_at(B, 24)
+    again, _ = full.snapshot(B)
+    assert [(run.start, run.stop) for run in again] == [(0, 50), (20, 50)]
+
+
+def test_positions_with_holes_have_no_state() -> None:
+    memory_spec = spec()
+    memory = build_kv(memory_spec)
+    feed(memory_spec, memory, (A, range(10)))
+    memory.remove(A, 3, 5)
+    with pytest.raises(EditRefused, match="holes"):
+        memory.snapshot(A)
+    memory.shift(A, 5, None, -2)
+    rows, points = memory.snapshot(A)
+    memory.restore(B, memory.tokens_at(A, 0, 99), rows, points)
+    assert stored(memory, 0, A) == stored(memory, 0, B)
+    memory.divide(A, 0, None, 2)
+    with pytest.raises(EditRefused, match="holes"):
+        memory.snapshot(A)
+
+
+def test_states_that_are_not_whole_are_refused_and_change_nothing() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 40)
+    (token, window), _ = memory.snapshot(A)
+    _, other = iswa()
+    feed(memory_spec, other, (A, range(5)))
+    before = visible(other)
+    late = pieces(window, (36,))[1]
+    misshapen = replace(token, parts=(token.parts[0][:, :-4], *token.parts[1:]))
+    wide = replace(token, parts=(token.parts[0].view(torch.float32), *token.parts[1:]))
+    block = Rows(PartKind.BLOCK, 0, 40, token.parts)
+    a, b = pieces(token, (20,))
+    bad: dict[str, tuple[Rows, ...]] = {
+        "token rows are needed from 0 on, and there are none before 40": (window,),
+        "window rows are needed from 35 on, and there are none before 36": (token, late),
+        "window rows are needed from 35 on, and there are none before 40": (token,),
+        "do not follow those up to 20": (a, a, window),
+        "token rows are needed from 0 on, and there are none before 20": (b, a, window),
+        "token rows end at 20": (a, window),
+        "have 1 parts": (replace(token, parts=token.parts[:1]), window),
+        "part kv.k.00": (misshapen, window),
+        "part kv.k.00: torch.float32": (wide, window),
+        "block rows, which this memory has not": (token, window, block),
+    }
+    for message, rows in bad.items():
+        with pytest.raises(StateError, match=message):
+            other.restore(B, tokens, rows, ())
+        assert visible(other) == before
+    with pytest.raises(StateError, match="point parts"):
+        other.restore(B, tokens, (token, window), (Point(40, ()),))
+    with pytest.raises(EditRefused, match="not empty"):
+        other.restore(A, tokens, (token, window), ())
+    assert visible(other) == before
+    other.restore(B, tokens, (token, window), ())
+
+
+def test_a_state_without_room_is_refused_and_changes_nothing() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    _, other = iswa(num_cells=50)
+    grow(memory_spec, other, 11)
+    before = visible(other)
+    with pytest.raises(NoSlot):
+        other.restore(B, tokens, rows, points)
+    assert visible(other) == before
+
+
+def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(memory._layers[1].values, "write_bytes", broken)
+    free = memory.free_cells()
+    with pytest.raises(MemoryError):
+        memory.restore(B, tokens, rows, points)
+    assert memory.pos_max(B) is None
+    assert memory._tables[1].pos_max(B) is None
+    assert memory.free_cells() == free
