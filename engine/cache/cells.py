@@ -46,6 +46,12 @@ class Move:
     dropped: Ints
 
 
+def anyone(owners: Bools) -> Bools:
+    """Whether each cell has an owner, of `owners` [num_seqs, cells]."""
+    owned: Bools = np.logical_or.reduce(owners, axis=0)
+    return owned
+
+
 class CellTable:
     """Cells of one cache, or of several that share it by reference.
 
@@ -110,10 +116,10 @@ class CellTable:
     def takeable(self) -> Bools:
         """Cells that a new token could take: free ones, and those that no owner needs any more."""
         if self.window is None:
-            return ~self.owners.any(0)
+            return ~anyone(self.owners)
         ends = np.where(self.owners, self.positions + 1, 0).max(1)
         needed = self.owners & (self.positions >= (ends - self.window)[:, None])
-        return ~needed.any(0)
+        return ~anyone(needed)
 
     # -- finding room ------------------------------------------------------------------------------
 
@@ -124,7 +130,7 @@ class CellTable:
         new one starts in the middle of the largest gap, where its neighbours and it have room.
         Raises NoSlot if they do not all fit.
         """
-        free = ~self.owners.any(0)
+        free = ~anyone(self.owners)
         takeable = free if self.window is None else self.takeable()
         wanted, room = sum(count for _, count in requests), int(takeable.sum())
         if wanted > room:
@@ -274,10 +280,11 @@ class CellTable:
     def _chosen(self, seq: SeqId | None) -> Bools:
         if seq is None:
             return np.ones(self.num_seqs, np.bool_)
-        return np.arange(self.num_seqs) == seq
+        chosen: Bools = np.arange(self.num_seqs) == seq
+        return chosen
 
     def _inside(self, start: int, stop: int | None) -> Bools:
-        inside = self.positions >= start
+        inside: Bools = self.positions >= start
         if stop is not None:
             inside &= self.positions < stop
         return inside

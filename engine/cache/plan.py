@@ -10,7 +10,7 @@ import torch
 
 from engine.batch import Batch, Bools, Ints, Ubatch, counts_of
 from engine.cache.attention import Scoring, attend, build_mask, grouped
-from engine.cache.cells import CellTable, Saved
+from engine.cache.cells import CellTable, Saved, anyone
 from engine.cache.memory import WindowSpec
 from engine.cache.rows import RowBuffer, Slot
 
@@ -69,7 +69,7 @@ class FoundSlot:
         cells = np.empty(len(batch), np.int64)
         for (seq, _), found in zip(requests, table.find_slot(requests), strict=True):
             cells[batch.seqs == seq] = found
-        return cls(table, cells, table.owners[:, cells].any(0))
+        return cls(table, cells, anyone(table.owners[:, cells]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,4 +134,4 @@ class Hadamard:
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [..., head size] rotated, over the whole head; computed in float32, returned in x's dtype."""
         blocks = x.reshape(-1, self.block).float()
-        return (blocks @ self._matrix).to(x.dtype).view(x.shape)
+        return torch.mm(blocks, self._matrix).to(x.dtype).view(x.shape)

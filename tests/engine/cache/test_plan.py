@@ -56,6 +56,23 @@ def test_a_plan_that_failed_halfway_through_the_layers_is_rolled_back_too() -> N
     assert visible(memory) == before
 
 
+def test_a_rollback_goes_back_step_by_step() -> None:
+    """The first ubatch drops rows whose cells the second one takes: B's come before the rest of A's."""
+    memory_spec = spec(None, WindowSpec(2), max_ubatch=4, max_batch=8)
+    memory = KvMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 2))
+    feed(memory_spec, memory, (C, range(8)))
+    feed(memory_spec, memory, (C, range(8, 16)))
+    feed(memory_spec, memory, (C, range(16, 20)))
+    before = visible(memory)
+    mixed = batch_of((A, 0, [100]), (B, 0, [200, 201, 202]), (A, 1, [101, 102, 103, 104]))
+    plan = memory.plan(mixed)
+    first, second = plan._slots[1].cells[:4], plan._slots[1].cells[4:]
+    assert memory._tables[1].positions[first].max() > memory._tables[1].positions[second].max()
+    feed_plan(memory_spec, plan)
+    plan.rollback()
+    assert visible(memory) == before
+
+
 def test_what_is_computed_after_a_rollback_is_what_would_have_been() -> None:
     outputs = []
     for roll_back in (False, True):

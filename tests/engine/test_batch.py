@@ -1,0 +1,90 @@
+"""Batches are cut without losing, doubling or reordering a token of any sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Batch, counts_of, split_equal, split_simple
+
+SPLITS = [split_simple, split_equal]
+#: the sequence of every row, in any mixture
+ROWS = st.lists(st.integers(0, 4), min_size=1, max_size=40)
+
+
+def batch_of(seqs: list[int]) -> Batch:
+    """Rows whose tokens number them; positions go on within each sequence."""
+    rows = np.asarray(seqs, np.int64)
+    positions = np.array([seqs[:i].count(seq) for i, seq in enumerate(seqs)], np.int64)
+    return Batch(np.arange(len(rows)), positions, rows, np.ones(len(rows), np.bool_))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@given(seqs=ROWS, max_ubatch=st.integers(1, 12))
+def test_every_row_is_computed_once_and_in_the_order_of_its_sequence(split, seqs, max_ubatch) -> None:  # type: ignore[no-untyped-def]
+    batch = batch_of(seqs)
+    ubatches = split(batch, max_ubatch)
+    rows = np.concatenate([ubatch.rows for ubatch in ubatches])
+    assert sorted(rows.tolist()) == list(range(len(batch)))
+    for seq in set(seqs):
+        own = rows[batch.seqs[rows] == seq]
+        assert batch.positions[own].tolist() == list(range(len(own)))
+    for ubatch in ubatches:
+        assert 0 < len(ubatch) <= max_ubatch
+        assert ubatch.tokens.tolist() == ubatch.rows.tolist()
+        assert ubatch.positions.tolist() == batch.positions[ubatch.rows].tolist()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@given(seqs=ROWS, max_ubatch=st.integers(1, 12))
+def test_segments_cover_a_ubatch_with_runs_of_one_sequence(split, seqs, max_ubatch) -> None:  # type: ignore[no-untyped-def]
+    batch = batch_of(seqs)
+    for ubatch in split(batch, max_ubatch):
+        at, before = 0, None
+        for segment in ubatch.segments:
+            assert segment.start == at
+            assert segment.stop > at
+            assert segment.seq != before
+            rows = ubatch.rows[segment.start : segment.stop]
+            assert set(batch.seqs[rows].tolist()) == {segment.seq}
+            assert np.diff(batch.positions[rows]).tolist() == [1] * (len(rows) - 1)
+            at, before = segment.stop, segment.seq
+        assert at == len(ubatch)
+
+
+@given(seqs=ROWS, max_ubatch=st.integers(1, 12))
+def test_simple_cuts_are_full_and_in_the_order_of_the_batch(seqs: list[int], max_ubatch: int) -> None:
+    ubatches = split_simple(batch_of(seqs), max_ubatch)
+    assert np.concatenate([ubatch.rows for ubatch in ubatches]).tolist() == list(range(len(seqs)))
+    assert all(len(ubatch) == max_ubatch for ubatch in ubatches[:-1])
+
+
+@given(seqs=ROWS, max_ubatch=st.integers(1, 12))
+def test_equal_cuts_have_as_many_rows_of_each_sequence(seqs: list[int], max_ubatch: int) -> None:
+    for ubatch in split_equal(batch_of(seqs), max_ubatch):
+        lengths = {segment.stop - segment.start for segment in ubatch.segments}
+        assert len(lengths) == 1
+        owners = [segment.seq for segment in ubatch.segments]
+        assert len(set(owners)) == len(owners)
+
+
+def test_equal_cuts_go_on_until_the_first_sequence_ends() -> None:
+    batch = batch_of([0] * 7 + [1] * 3 + [2] * 5)
+    segments = [
+        [(segment.seq, segment.stop - segment.start) for segment in ubatch.segments]
+        for ubatch in split_equal(batch, 9)
+    ]
+    assert segments == [[(0, 3), (1, 3), (2, 3)], [(0, 2), (2, 2)], [(0, 2)]]
+
+
+def test_outputs_follow_their_rows() -> None:
+    batch = batch_of([0, 1, 0, 1, 0])
+    batch = Batch(batch.tokens, batch.positions, batch.seqs, np.array([False, False, False, True, True]))
+    found = [ubatch.outputs.tolist() for ubatch in split_equal(batch, 4)]
+    assert found == [[False, False, False, True], [True]]
+
+
+def test_sequences_are_counted_in_the_order_in_which_they_appear() -> None:
+    assert counts_of(batch_of([3, 1, 3, 3, 0])) == [(3, 3), (1, 1), (0, 1)]
