@@ -104,6 +104,22 @@ def test_taken_window_cells_drop_what_was_before_them_and_can_be_put_back() -> N
     assert metadata(table) == before
 
 
+def test_who_loses_a_cell_out_of_turn_loses_what_was_before_it_and_other_owners_do_not() -> None:
+    table = CellTable(16, 3, window=2)
+    append(table, A, 8)
+    table.copy(A, B, 0, None)
+    append(table, A, 8)
+    before, clock = metadata(table), table.clock
+    (cells,) = table.find_slot([(C, 3)])
+    assert sorted(table.positions[cells].tolist()) == [0, 1, 8]
+    saved = table.occupy(cells, np.full(3, C), np.arange(3), np.arange(3), None)
+    assert table.positions_of(A).tolist() == list(range(9, 16))
+    assert table.positions_of(B).tolist() == list(range(2, 8))
+    table.put_back(saved)
+    assert metadata(table) == before
+    assert table.clock == clock
+
+
 def test_the_stalest_window_cells_go_first_whoever_owns_them() -> None:
     table = CellTable(20, 3, window=2)
     append(table, A, 12)
