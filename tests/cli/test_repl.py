@@ -128,7 +128,10 @@ class Terminal:
         while (found := re.search(pattern, self._seen)) is None:
             assert time.monotonic() < deadline, self._seen
             if select.select([self._fd], [], [], 1)[0]:
-                self._seen += os.read(self._fd, 4096).decode("utf-8", "replace")
+                try:
+                    self._seen += os.read(self._fd, 4096).decode("utf-8", "replace")
+                except OSError:  # how Linux says that the other side is gone
+                    pytest.fail(f"it ended before it said {pattern!r}: {self._seen}")
         self._seen = self._seen[found.end() :]
 
     def begin_reply(self) -> None:
