@@ -1,7 +1,7 @@
 """Messages to a prompt, by the model's own chat template, without losing whose words are whose.
 
-A template writes control tokens as text ("<|im_start|>"), and so may a person. Before rendering, a private-use
-character is put inside every special-token text of the messages; after it, what is still whole was
+A template writes control tokens as text ("<|im_start|>"), and so may a person. Before rendering, a character
+that occurs nowhere is put inside every special-token text of the messages; after it, what is still whole was
 written by the template, and the character is taken out again.
 """
 
@@ -21,7 +21,8 @@ from engine.template_sandbox import MAX_TEXT, Sandbox
 from engine.tokenizer import TextPiece, Tokenizer
 
 _MAX_SOURCE = 2**20
-_PRIVATE_USE = range(0xE000, 0xF900)
+#: Linear A. Letters, so that a list of messages that is printed as such shows them as they are, unescaped.
+_GUARDS = range(0x10600, 0x10737)
 
 
 class ChatTemplate:
@@ -64,10 +65,17 @@ class ChatTemplate:
 
         Raises TemplateRefused, with what the template says, where it cannot render these messages.
         """
-        guard = _unused_character(messages)
+        guard = self._unused_character(messages)
         guarded = [self._guarded(message, guard) for message in messages]
         text = self._rendered(guarded, add_generation_prompt)
         return tuple(self._pieces(text, guard))
+
+    def _unused_character(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        used = _characters(messages) | set(self.source)
+        for code in _GUARDS:
+            if chr(code) not in used:
+                return chr(code)
+        raise TemplateRefused("the messages use every letter of Linear A, which leaves none to guard them")
 
     def _rendered(self, messages: list[Any], add_generation_prompt: bool) -> str:
         stream = self._template.generate(
@@ -170,16 +178,11 @@ def _parts(text: str, specials: Collection[str]) -> Iterator[tuple[str, bool]]:
         yield text[end:], False
 
 
-def _unused_character(value: Any) -> str:
-    used = set(repr(value)) | _characters(value)
-    return next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-
-
 def _characters(value: Any) -> set[str]:
     if isinstance(value, str):
         return set(value)
     if isinstance(value, Mapping):
-        return {c for item in value.values() for c in _characters(item)}
+        return {c for item in (*value.keys(), *value.values()) for c in _characters(item)}
     if isinstance(value, list | tuple):
         return {c for item in value for c in _characters(item)}
     return set()
