@@ -1,7 +1,7 @@
 """Tokenizers built from GGUF files: ids are llama.cpp's, text comes back to the byte, text stays text.
 
-The rows of `fixtures/` were made with llama-cpp-python 0.3.36 from the same two files: `plain` is the ids of a
-text where special-token text is ordinary text, `special` where it is the special token, both without BOS.
+The rows of `fixtures/` were made with llama-cpp-python 0.3.36 from the same two files: `plain` is the ids of
+a text where special-token text is ordinary text, `special` where it is the special token, both without BOS.
 """
 
 from __future__ import annotations
