@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -111,4 +112,6 @@ def _fail(error: Exception, text: str, code: int, flags: Flags) -> int:
 
 
 def main() -> None:
-    sys.exit(execute(sys.argv[1:]))
+    code = execute(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; libraries would answer with a traceback
+    sys.exit(code)
