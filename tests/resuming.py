@@ -36,7 +36,7 @@ class Saved:
 
 
 def save_scenario(manager: SessionManager, text: Sequence[int], cuts: Sequence[int]) -> list[Saved]:
-    """Sessions cut at every one of `cuts`, a sampled one, a fork, a rewound and (where it can) a shifted one."""
+    """Sessions cut at each of `cuts`; a sampled, a forked, a rewound and (where it can be) a shifted one."""
     engine = manager.engine
     saved = [_fed(manager, f"cut at {cut}", text[:cut]) for cut in cuts]
     sampled = SamplerParams(temperature=0.9, top_k=50, top_p=0.95, repeat_penalty=1.1, seed=7)

@@ -2,7 +2,7 @@
 
 Every save is live in one process, and resumed in another from disk or Redis: the next steps' logits
 are compared by digest, all sequences decoded together in both. `make test` runs a subset of the cache
-dtypes; the whole grid is marked `grid` and is part of `make test-all`.
+dtypes; the others are marked `slow` and part of `make test-all`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 64
 CUTS = (1, 255, 256, 257, 700)
 GATE = [("smollm2", "bf16"), ("smollm2", "q8_0"), ("gemma3", "bf16"), ("gemma3", "q4_0")]
 GRID = [
-    pytest.param(model, dtype, marks=() if (model, dtype) in GATE else pytest.mark.grid)
+    pytest.param(model, dtype, marks=() if (model, dtype) in GATE else pytest.mark.slow)
     for model in ("smollm2", "gemma3")
     for dtype in ("f32", "f16", "bf16", "q8_0", "q5_0", "q4_0")
 ]

@@ -1,4 +1,4 @@
-"""Nothing damaged is believed: each damage has its error, nothing is left behind, and repair keeps the text."""
+"""Nothing damaged is believed: each damage has its error, and repair keeps the text."""
 
 from __future__ import annotations
 

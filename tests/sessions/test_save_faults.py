@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StoreFull, StoreUnavailable, TenutoError
+from engine.errors import StoreFull, StoreUnavailable
 from engine.runner import Engine
 from engine.state import SeqId
 from serialization.blobs import Store
@@ -51,7 +51,7 @@ def check_old_or_new(store: Store, session: str) -> None:
 
 
 def run_every_fault(bench: Callable[[], Bench], arm: Callable[[Bench, int], bool], store: Store) -> int:
-    """`arm` saves with the n-th call failing, and says whether it failed. Returns how many calls there were."""
+    """`arm` saves with the n-th call failing and says whether it did. Returns how many calls there were."""
     for nth in itertools.count():
         made = bench()
         failed = arm(made, nth)
@@ -75,8 +75,7 @@ def test_every_io_call_of_a_save_may_fail(engine: Engine, tmp_path: Path, code: 
             faults.arm(nth, code)
             try:
                 bench.manager.save(bench.session, bench.seq, ())
-            except TenutoError as error:
-                assert isinstance(error, StoreFull | StoreUnavailable), error
+            except (StoreFull, StoreUnavailable):
                 return True
             finally:
                 fired = faults.fired
