@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType
 from engine.errors import WeightsRefused
 from engine.tokenizer import open_tokenizer
 from engine.weights.from_gguf import GgufWeights
-from engine.weights.gguf import GgufFile, StringArray
+from engine.weights.gguf import MAX_PAIRS, MAX_TENSORS, GgufFile, StringArray
 from tests.tiny import write_tiny
 
 U32, STRING, ARRAY, U64 = 4, 8, 9, 10
@@ -164,6 +164,14 @@ def test_a_broken_file_is_refused_at_once_without_believing_its_sizes(content: b
     assert time.process_time() - began < 1
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("counts", [(MAX_TENSORS + 1, 0), (0, MAX_PAIRS + 1)])
+def test_counts_beyond_the_limits_are_refused_before_anything_is_read(
+    counts: tuple[int, int], path: Path
+) -> None:
+    with pytest.raises(WeightsRefused, match="declares"):
+        opened(path, file_of(counts=counts))
 
 
 def test_the_file_that_is_broken_above_is_sound_otherwise(path: Path) -> None:
