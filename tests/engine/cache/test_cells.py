@@ -193,6 +193,28 @@ def test_divided_tokens_stay_in_the_order_in_which_they_came() -> None:
     assert table.tokens[cells].tolist() == list(range(1006, 1018))
 
 
+def test_copied_tokens_keep_their_order_too() -> None:
+    table = CellTable(30, 3)
+    append(table, A, 12)
+    append(table, B, 18)
+    table.remove(A, 0, 6)
+    append(table, A, 6)  # into the cells before
+    table.remove(B, 0, None)
+    table.copy(A, C, 0, None)
+    table.apply_move(table.plan_move(C, 0, None, lambda positions: positions + 1))
+    table.apply_move(table.plan_move(C, 0, None, lambda positions: positions // 3))
+    assert table.tokens[table.cells_of(C)].tolist() == list(range(1006, 1018))
+
+
+def test_shared_cells_that_do_not_move_are_not_copied() -> None:
+    table = CellTable(20, 3)
+    append(table, A, 8)
+    table.copy(A, B, 0, None)
+    for divisor, copied in ((1, 0), (2, 7)):
+        move = table.plan_move(B, 0, None, lambda positions, by=divisor: positions // by)  # type: ignore[misc]
+        assert (move.sources != move.targets).sum() == copied
+
+
 def test_two_tokens_never_collide_and_none_is_lost_for_want_of_room() -> None:
     table = CellTable(10, 2)
     append(table, A, 6)
