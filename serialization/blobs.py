@@ -105,7 +105,7 @@ class Store(Protocol):
     def list_blobs(self) -> Iterator[BlobInfo]: ...
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
-        """Delete `blob` if it is at least `older_than` seconds old, atomically. True if it is gone by this."""
+        """Delete `blob` if it is `older_than` seconds old or more, atomically. True if this took it away."""
         ...
 
     def list_stray(self) -> Iterator[StrayInfo]:

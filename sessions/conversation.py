@@ -20,7 +20,6 @@ from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import align, align_tail
 from sessions.turns import first_of
 
-
 #: A session is titled by so many characters of what was said first.
 _TITLE_LENGTH = 60
 
