@@ -1,4 +1,4 @@
-"""Redis is killed and restarted while a turn is saved: a clear error, the old turn, and the next save works."""
+"""Redis is killed and restarted while a turn is saved: a clear error, and the old turn or the new one."""
 
 from __future__ import annotations
 
