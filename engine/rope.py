@@ -1,8 +1,10 @@
 """Rotary position embeddings: which angle every pair of a head turns by, and turning it.
 
 The half-split convention everywhere: value i of a head is paired with value i + n_rot/2 (files in another
-order are put into this one when they are read). Frequencies are float32 and angles are formed in float64,
-whatever the model computes in: a bf16 frequency has 8 bits, and is off by a whole turn at position 4,000.
+order are put into this one when they are read). Frequencies and angles are float32 whatever the model
+computes in: a bf16 frequency has 8 bits, and is off by a whole turn at position 4,000. They are float32 and
+no more, since the models were trained so: with angles in float64 Gemma 3's logits at position 1,183 are
+0.005 away from the reference's, four times as far as by all other rounding.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Rotary:
 
     def angles(self, positions: torch.Tensor, device: torch.device | None = None) -> Angles:
         """The angles of `positions` (integers [tokens]), on `device` or else where they are."""
-        return self._angles(positions, self.magnitude, positions.device if device is None else device)
+        turns = positions.to("cpu", torch.float32)[:, None] * self.inv_freq
+        return _angles(turns, self.magnitude, positions.device if device is None else device)
 
     def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, heads, head size] put at `positions` [tokens], in x's dtype."""
@@ -55,14 +58,17 @@ class Rotary:
 
         Free of the magnitude, which the first rotation has applied.
         """
-        return turn(x, self._angles(delta, 1.0, x.device))
+        turns = delta.to("cpu", torch.float64)[:, None] * self.inv_freq
+        return turn(x, _angles(turns, 1.0, x.device))
 
-    def _angles(self, positions: torch.Tensor, magnitude: float, device: torch.device) -> Angles:
-        turns = positions.to("cpu", torch.float64)[:, None] * self.inv_freq.to(torch.float64)
-        cos, sin = turns.cos() * magnitude, turns.sin() * magnitude
-        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-        cos, sin = both.to(torch.float32)[:, :, None].to(device)
-        return Angles(cos, sin)
+
+def _angles(turns: torch.Tensor, magnitude: float, device: torch.device) -> Angles:
+    """`turns` is in radians [tokens, n_rot/2]."""
+    wide = turns.to(torch.float64)
+    cos, sin = wide.cos() * magnitude, wide.sin() * magnitude
+    both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    cos, sin = both.to(torch.float32)[:, :, None].to(device)
+    return Angles(cos, sin)
 
 
 def turn(x: torch.Tensor, angles: Angles) -> torch.Tensor:
