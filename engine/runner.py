@@ -7,18 +7,18 @@ Whatever fails before the commit is rolled back, and the sequences are as they w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from engine.batch import Batch
-from engine.cache.memory import MemorySpec, Plan
+from engine.admission import check_state
+from engine.cache.memory import MemorySpec
 from engine.cache.table import build_memory
 from engine.config import EngineConfig, probe_machine, resolve
-from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError, FingerprintMismatch
+from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError
 from engine.fingerprint import fingerprint
 from engine.models.base import Model
+from engine.passes import Work, compute
 from engine.reply import Piece, Reply
 from engine.sampler import sample
 from engine.sequence import Record
@@ -163,24 +163,56 @@ class Engine:
 
         An empty sequence first shares the rows of the longest prefix that memory knows, without copying
         any; the last token is always computed. `progress(done, total)` is called after every batch, and
-        `cancel` asked before each: what was read by then stays. Leaves NextLogits as the edge.
-        Raises ContextFull before any change, NoSlot.
+        `cancel` asked before each: what was read by then stays, also after an error; nothing is shared
+        where nothing was read. Leaves NextLogits as the edge. Raises ContextFull before any change, NoSlot.
         """
         record, ids = self._slots[seq], list(tokens)
         self._check_ids(ids)
         if not ids:
             return FeedResult(0, 0)
-        self._check_room(seq, len(ids))
-        shared = 0 if record.tokens else self._share(seq, ids)
-        done = shared
-        while done < len(ids) and not (cancel and cancel()):
-            part = ids[done : done + self.config.max_batch]
-            self._make_room(seq, len(part))
-            self._forward({seq: part})
-            done += len(part)
-            if progress:
-                progress(done, len(ids))
+        self.check_room(seq, len(ids))
+        before = replace(record) if not record.tokens else None
+        shared = done = self.share(seq, ids)
+        try:
+            while done < len(ids) and not (cancel and cancel()):
+                part = ids[done : done + self.config.max_batch]
+                self.advance({seq: part})
+                done += len(part)
+                if progress:
+                    progress(done, len(ids))
+        finally:
+            if before is not None and done == shared:
+                self._memory.remove(seq, 0, None)
+                self._slots.replace(seq, before)
+                shared = done = 0
         return FeedResult(shared, done - shared)
+
+    def share(self, seq: SeqId, tokens: Sequence[int]) -> int:
+        """Let an empty sequence share the rows of the longest known prefix of `tokens`, all but the last
+        of them at most; the one that follows is pending. Returns how many; 0 for one that is not empty."""
+        record = self._slots[seq]
+        found = None if record.tokens else self._slots.longest(tokens[:-1])
+        if found is None:
+            return 0
+        source, length = found
+        self._memory.copy(source, seq, 0, length)
+        record.append(tokens[:length])
+        record.edge = Pending(tokens[length])
+        return length
+
+    def advance(self, work: Mapping[SeqId, Sequence[int]]) -> None:
+        """Append tokens to several sequences in one batch, all of them or none; pending tokens are dropped.
+        Leaves NextLogits as their edges. Raises ContextFull, NoSlot, BatchRefused before any change."""
+        for seq, tokens in work.items():
+            self._check_ids(tokens)
+            self.check_room(seq, len(tokens))
+        for seq, tokens in work.items():
+            self._make_room(seq, len(tokens))
+        lengths = {seq: (self.length(seq), tokens) for seq, tokens in work.items() if tokens}
+        for seq, logits in (self._compute(lengths) if lengths else {}).items():
+            record = self._slots[seq]
+            record.append(work[seq])
+            record.logits, record.edge = logits, NextLogits(logits)
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading `tokens` a feed to an empty sequence would share."""
@@ -192,19 +224,24 @@ class Engine:
     def decode(self, seqs: Sequence[SeqId]) -> dict[SeqId, int]:
         """One step for all `seqs` in one batch: feed what is pending, sample the next token, leave it
         pending. Raises ContextFull (naming the sequence) before any change, NoSlot."""
-        waiting: dict[SeqId, Sequence[int]] = {}
-        for seq in seqs:
-            edge = self._slots[seq].edge
+        edges = {seq: self.edge(seq) for seq in seqs}
+        for seq, edge in edges.items():
             if edge is None:
                 raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
-            if isinstance(edge, Pending):
-                self._check_room(seq, 1)
-                waiting[seq] = (edge.token,)
-        for seq in waiting:
-            self._make_room(seq, 1)
-        if waiting:
-            self._forward(waiting)
-        return {seq: self._sample(self._slots[seq]) for seq in seqs}
+        self.advance({seq: (edge.token,) for seq, edge in edges.items() if isinstance(edge, Pending)})
+        return {seq: self.choose(seq) for seq in edges}
+
+    def choose(self, seq: SeqId) -> int:
+        """Sample the token that follows, and leave it pending. One that is pending already is the answer.
+        Raises EngineError where nothing was fed, or where the logits are not numbers."""
+        record = self._slots[seq]
+        if record.edge is None:
+            raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
+        if isinstance(record.edge, NextLogits):
+            token = sample(record.edge.logits, record.sampler, record.tokens, len(record.tokens))
+            record.edge = Pending(token)
+            return token
+        return record.edge.token
 
     def generate(
         self,
@@ -307,7 +344,8 @@ class Engine:
 
         Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError.
         """
-        self._check_state(state)
+        vocab = self._model.hparams.vocab_size
+        check_state(state, self.fingerprint, self.layout, vocab, self.n_ctx)
         seq = self._slots.open(state.sampler)
         try:
             if state.tokens:
@@ -317,7 +355,9 @@ class Engine:
         except BaseException:
             self._slots.discard(seq)
             raise
-        logits = state.edge.logits if isinstance(state.edge, NextLogits) else None
+        # Without a canary the logits are older than the rows: a shift came between.
+        fresh = state.canary is not None and isinstance(state.edge, NextLogits)
+        logits = state.edge.logits if fresh and isinstance(state.edge, NextLogits) else None
         record = Record(state.sampler, list(state.tokens), state.spans, state.edge, logits)
         self._slots.replace(seq, record)
         return seq
@@ -339,59 +379,15 @@ class Engine:
 
     # --- parts of the verbs -------------------------------------------------------------------
 
-    def _forward(self, waiting: Mapping[SeqId, Sequence[int]]) -> None:
-        """Compute new tokens of several sequences as one batch, and put them on record."""
-        work = {seq: (self.length(seq), tokens) for seq, tokens in waiting.items()}
-        for seq, logits in self._compute(work).items():
-            record = self._slots[seq]
-            record.append(waiting[seq])
-            record.logits, record.edge = logits, NextLogits(logits)
-
-    def _compute(self, work: Mapping[SeqId, tuple[int, Sequence[int]]]) -> dict[SeqId, torch.Tensor]:
-        """Logits after the last token of each: `work` says from which position on which tokens go in."""
-        batch = _batch(work)
-        plan: Plan = self._slots.with_room(lambda: self._memory.plan(batch))
-        found: dict[SeqId, torch.Tensor] = {}
-        try:
-            with torch.inference_mode():
-                for index, ubatch in enumerate(plan.ubatches):
-                    wanted = np.flatnonzero(ubatch.outputs)
-                    logits = self._model.forward(
-                        torch.from_numpy(ubatch.tokens),
-                        torch.from_numpy(ubatch.positions),
-                        plan.apply(index),
-                        torch.from_numpy(wanted),
-                    ).cpu()
-                    seqs = batch.seqs[ubatch.rows[wanted]]
-                    found |= {SeqId(int(seq)): row for seq, row in zip(seqs, logits, strict=True)}
-        except BaseException:
-            plan.rollback()
-            raise
-        plan.commit()
-        return found
-
-    def _share(self, seq: SeqId, ids: Sequence[int]) -> int:
-        """Let the empty `seq` share the rows of the longest known prefix. Returns its length."""
-        found = self._slots.longest(ids[:-1])
-        if found is None:
-            return 0
-        source, length = found
-        self._memory.copy(source, seq, 0, length)
-        self._slots[seq].append(ids[:length])
-        return length
-
-    def _sample(self, record: Record) -> int:
-        assert isinstance(record.edge, NextLogits)
-        token = sample(record.edge.logits, record.sampler, record.tokens, len(record.tokens))
-        record.edge = Pending(token)
-        return token
+    def _compute(self, work: Work) -> dict[SeqId, torch.Tensor]:
+        return compute(self._model, self._memory, self._slots, work)
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
         vocab = self._model.hparams.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise BatchRefused(f"a token id is outside of the vocabulary of {vocab:,}")
 
-    def _check_room(self, seq: SeqId, count: int) -> None:
+    def check_room(self, seq: SeqId, count: int) -> None:
         """Raises ContextFull if `count` more tokens can never fit."""
         length, full = self.length(seq), self.n_ctx
         if length + count <= full:
@@ -414,37 +410,9 @@ class Engine:
             if not self.shift(seq, self.config.n_keep, self.config.n_discard):
                 raise ContextFull(f"the context of {self.n_ctx:,} tokens cannot be shifted any further")
 
-    def _check_state(self, state: SequenceState) -> None:
-        for field, theirs, mine in state.fingerprint.differing(self.fingerprint):
-            raise FingerprintMismatch(
-                f"the state was made with {field} = {theirs}, this engine has {mine}", field=field
-            )
-        if state.layout != self.layout:
-            raise FingerprintMismatch("the state's cache layout is another", field="layout")
-        self._check_ids(state.tokens)
-        if isinstance(state.edge, Pending):
-            self._check_ids((state.edge.token,))
-        if state.length > self.n_ctx:
-            raise ContextFull(f"the state has {state.length:,} tokens, the context only {self.n_ctx:,}")
-
 
 def _memory_kind(model: Model) -> str:
     return "iswa" if any(layer.window is not None for layer in model.layers) else "kv"
-
-
-def _batch(work: Mapping[SeqId, tuple[int, Sequence[int]]]) -> Batch:
-    """All tokens of `work`, sequence after sequence; logits are wanted after the last of each."""
-    counts = [len(tokens) for _, tokens in work.values()]
-    outputs = np.zeros(sum(counts), dtype=np.bool_)
-    outputs[np.cumsum(counts) - 1] = True
-    return Batch(
-        tokens=np.concatenate([np.asarray(tokens, dtype=np.int64) for _, tokens in work.values()]),
-        positions=np.concatenate(
-            [np.arange(start, start + len(tokens), dtype=np.int64) for start, tokens in work.values()]
-        ),
-        seqs=np.repeat(np.fromiter(work, dtype=np.int64), counts),
-        outputs=outputs,
-    )
 
 
 def _canary(record: Record) -> Canary | None:

@@ -36,8 +36,12 @@ class Record:
         self.logits = None
 
     def drop(self, start: int, stop: int) -> None:
-        """Tokens [start, stop) are gone, and those behind them moved up."""
+        """Tokens [start, stop) are gone, and those behind them moved up.
+
+        What follows stays as it is, but the rows would no longer give these very logits.
+        """
         del self.tokens[start:stop]
+        self.logits = None
         moved = Span(start, len(self.tokens), Provenance.SHIFTED)
         self.spans = joined((*spans_below(self.spans, start), moved))
 

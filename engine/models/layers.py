@@ -59,12 +59,12 @@ class Attention:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
         num_tokens, num_qk = x.shape[0], self.num_heads + self.num_kv_heads
         v_rows = self.num_kv_heads * self.head_size_v
-        flat_qk, flat_v = torch.split(self.qkv(x), (num_qk * self.head_size, v_rows), dim=-1)
+        flat_qk, flat_v = torch.split(self.qkv(x), [num_qk * self.head_size, v_rows], dim=-1)
         qk = flat_qk.view(num_tokens, num_qk, self.head_size).float()
         if self.norm is not None:
             qk = self.norm(qk)
         turned = turn(qk, angles).to(x.dtype)
-        q, k = torch.split(turned, (self.num_heads, self.num_kv_heads), dim=1)
+        q, k = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
         v = flat_v.view(num_tokens, self.num_kv_heads, self.head_size_v)
         return self.out(view.attend(self.layer, q, k, v, self.scale).reshape(num_tokens, -1))
 
