@@ -30,10 +30,13 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
         raise EngineError("the model's logits are not numbers: its weights or its state are damaged")
     if params.logit_bias or _penalised(params):
         scores = _adjusted(scores.astype(np.float64), params, history)
+        if not np.isfinite(scores.max()):
+            raise EngineError("the sampler's logit_bias leaves no token to choose")
     if params.temperature == 0:
         return int(np.argmax(scores))
     ids, kept = _candidates(scores, params)
-    weights = np.exp((kept - kept[0]) / params.temperature)
+    with np.errstate(over="ignore"):  # what is infinitely unlikely has no weight
+        weights = np.exp((kept - kept[0]) / params.temperature)
     cumulative = np.cumsum(weights)
     at = np.searchsorted(cumulative, draw(params.seed, position) * cumulative[-1], side="right")
     return int(ids[min(int(at), len(ids) - 1)])
@@ -42,7 +45,7 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
 def draw(seed: int, position: int) -> float:
     """A number in [0, 1), the same on every machine for the same seed and position (Philox 4x64)."""
     random = np.random.Philox(key=seed, counter=[0, 0, 0, position])
-    return int(random.random_raw()) / 2.0**64
+    return (int(random.random_raw()) >> 11) / 2.0**53
 
 
 def _penalised(params: SamplerParams) -> bool:

@@ -6,6 +6,7 @@ token rows, block rows, window rows and point state. Who knows the four kinds ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -184,11 +185,14 @@ class SamplerParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("temperature", self.temperature >= 0),
+            ("temperature", 0 <= self.temperature < math.inf),
             ("top_k", self.top_k >= 0),
             ("top_p", 0 < self.top_p <= 1),
             ("min_p", 0 <= self.min_p <= 1),
-            ("repeat_penalty", self.repeat_penalty > 0),
+            ("repeat_penalty", 0 < self.repeat_penalty < math.inf),
+            ("presence_penalty", math.isfinite(self.presence_penalty)),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty)),
+            ("logit_bias", all(bias < math.inf for _, bias in self.logit_bias)),  # -inf bans a token
             ("penalty_last_n", self.penalty_last_n >= 0),
             ("seed", 0 <= self.seed < 2**64),
         )

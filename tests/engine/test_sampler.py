@@ -1,0 +1,221 @@
+"""Each knob of the sampler is a law about which tokens come, and how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ConfigError, EngineError
+from engine.sampler import draw, sample
+from engine.state import SamplerParams
+
+LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, 1.5, -0.5, 2.5, 0.0])
+DRAWS = 4000
+#: chi-square that chance exceeds once in a thousand, by degrees of freedom
+CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 15: 37.70}
+
+
+def drawn(params: SamplerParams, logits: torch.Tensor = LOGITS) -> Counter[int]:
+    return Counter(sample(logits, params, (), position) for position in range(DRAWS))
+
+
+def check(counts: Counter[int], expected: dict[int, float]) -> None:
+    """The ids drawn are the keys of `expected`, as often as its probabilities say."""
+    assert set(counts) <= set(expected)
+    total = sum(expected.values())
+    chi = sum((counts[i] - DRAWS * p / total) ** 2 / (DRAWS * p / total) for i, p in expected.items())
+    if len(expected) > 1:
+        assert chi < CHI_SQUARE[len(expected) - 1]
+
+
+def softmax(logits: torch.Tensor = LOGITS, temperature: float = 1.0) -> dict[int, float]:
+    return dict(enumerate((logits.double() / temperature).softmax(-1).tolist()))
+
+
+def best(count: int, probabilities: dict[int, float]) -> dict[int, float]:
+    return dict(sorted(probabilities.items(), key=lambda item: -item[1])[:count])
+
+
+def test_greedy_takes_the_best_and_of_equals_the_lowest_id() -> None:
+    assert sample(LOGITS, SamplerParams(), (), 0) == 3
+    assert sample(torch.tensor([1.0, 7.0, 7.0, 7.0]), SamplerParams(), (), 0) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_are_the_softmax_at_the_temperature(temperature: float) -> None:
+    check(drawn(SamplerParams(temperature=temperature, seed=1)), softmax(temperature=temperature))
+
+
+def test_a_vanishing_temperature_is_greedy() -> None:
+    for temperature in (1e-3, 1e-310):
+        assert set(drawn(SamplerParams(temperature=temperature))) == {3}
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 7, 8, 100])
+def test_top_k_keeps_the_k_best_in_their_proportions(top_k: int) -> None:
+    check(drawn(SamplerParams(temperature=1, top_k=top_k, seed=2)), best(top_k, softmax()))
+
+
+def test_of_equals_at_the_edge_of_top_k_the_lowest_ids_stay() -> None:
+    logits = torch.tensor([1.0, 5.0, 1.0, 1.0, 1.0])
+    assert set(drawn(SamplerParams(temperature=3, top_k=3), logits)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.4, 0.7, 0.95])
+def test_top_p_keeps_the_fewest_that_reach_it(top_p: float) -> None:
+    probabilities = best(8, softmax())
+    kept: dict[int, float] = {}
+    for token, probability in probabilities.items():
+        if sum(kept.values()) >= top_p:
+            break
+        kept[token] = probability
+    check(drawn(SamplerParams(temperature=1, top_p=top_p, seed=3)), kept)
+
+
+@pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
+def test_min_p_keeps_what_is_that_likely_beside_the_best(min_p: float) -> None:
+    probabilities = softmax()
+    kept = {i: p for i, p in probabilities.items() if p >= min_p * max(probabilities.values())}
+    assert 0 < len(kept) < 8
+    check(drawn(SamplerParams(temperature=1, min_p=min_p, seed=4)), kept)
+
+
+@pytest.mark.parametrize("knob", [{"top_p": 0.7}, {"min_p": 0.3}])
+def test_what_is_kept_does_not_hang_on_the_temperature(knob: dict[str, float]) -> None:
+    cold = drawn(SamplerParams(temperature=1, **knob))
+    hot = drawn(SamplerParams(temperature=10, **knob))
+    assert set(cold) == set(hot)
+
+
+def test_top_p_counts_the_mass_of_what_top_k_left() -> None:
+    three = best(3, softmax())
+    total = sum(three.values())
+    mass = (list(three.values())[0] + list(three.values())[1]) / total
+    params = SamplerParams(temperature=1, top_k=3, top_p=mass - 1e-6, seed=5)
+    check(drawn(params), best(2, softmax()))
+
+
+def test_a_bias_is_added_and_minus_infinity_bans() -> None:
+    params = SamplerParams(temperature=1, logit_bias=((3, float("-inf")), (1, 2.5)), seed=6)
+    biased = LOGITS.clone()
+    biased[1] += 2.5
+    biased[3] = float("-inf")
+    check(drawn(params), {i: p for i, p in softmax(biased).items() if p})
+
+
+def test_a_bias_on_an_id_that_is_none_does_nothing() -> None:
+    plain = SamplerParams(temperature=1)
+    biased = SamplerParams(temperature=1, logit_bias=((8, 50.0), (-1, 50.0)))
+    assert drawn(plain) == drawn(biased)
+
+
+def penalised(params: SamplerParams, history: Sequence[int]) -> list[float]:
+    """The penalties as they are defined, one token at a time."""
+    scores = [float(x) for x in LOGITS]
+    recent = list(history)[len(history) - min(len(history), params.penalty_last_n) :]
+    for token in set(recent):
+        count = recent.count(token)
+        if scores[token] > 0:
+            scores[token] /= params.repeat_penalty
+        else:
+            scores[token] *= params.repeat_penalty
+        scores[token] -= params.frequency_penalty * count + params.presence_penalty
+    return scores
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_penalties_are_their_definition(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    params = SamplerParams(
+        repeat_penalty=float(random.choice([1.0, 0.8, 1.3])),
+        presence_penalty=float(random.choice([0.0, 0.4, -0.5])),
+        frequency_penalty=float(random.choice([0.0, 0.3, -0.2])),
+        penalty_last_n=int(random.choice([0, 1, 5, 64])),
+    )
+    for _ in range(50):
+        history = random.integers(0, 8, random.integers(0, 20)).tolist()
+        assert sample(LOGITS, params, history, 0) == int(np.argmax(penalised(params, history)))
+
+
+def test_penalties_see_the_last_n_alone() -> None:
+    params = SamplerParams(presence_penalty=10.0, penalty_last_n=2)
+    assert sample(LOGITS, params, (6, 3, 0, 1), 0) == 3
+    assert sample(LOGITS, params, (6, 0, 1, 3), 0) == 6
+
+
+def test_a_draw_is_a_function_of_seed_and_position_alone() -> None:
+    params = SamplerParams(temperature=1, seed=7)
+    first = [sample(LOGITS, params, (), position) for position in range(50)]
+    backwards = [sample(LOGITS, params, (1, 2), position) for position in reversed(range(50))]
+    assert first == backwards[::-1]
+    assert first != [sample(LOGITS, SamplerParams(temperature=1, seed=8), (), p) for p in range(50)]
+
+
+def test_draws_are_even_along_positions_and_along_seeds() -> None:
+    for numbers in ([draw(3, p) for p in range(DRAWS)], [draw(s, 17) for s in range(DRAWS)]):
+        assert all(0 <= number < 1 for number in numbers)
+        check(Counter(int(number * 16) for number in numbers), dict.fromkeys(range(16), 1 / 16))
+
+
+def test_draws_never_change() -> None:
+    """Stored conversations go on with the draws that they would have had."""
+    keys = ((0, 0), (1, 0), (0, 1), (2**64 - 1, 2**40))
+    told = [0.01154675428633157, 0.30356803430675866, 0.34218278474233477, 0.1967130964278324]
+    assert [draw(seed, position) for seed, position in keys] == pytest.approx(told, abs=1e-15)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
+    for params in (SamplerParams(), SamplerParams(temperature=1, repeat_penalty=1.1)):
+        with pytest.raises(EngineError, match="not numbers"):
+            sample(torch.tensor([0.0, bad, 1.0]), params, (1,), 0)
+
+
+def test_a_token_that_the_model_rules_out_is_never_drawn() -> None:
+    logits = LOGITS.clone()
+    logits[6] = float("-inf")
+    params = SamplerParams(temperature=5, repeat_penalty=1.2, seed=9)
+    assert 6 not in drawn(params, logits)
+
+
+def test_banning_every_token_is_refused() -> None:
+    ban = tuple((token, float("-inf")) for token in range(8))
+    with pytest.raises(EngineError, match="no token"):
+        sample(LOGITS, SamplerParams(logit_bias=ban), (), 0)
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = LOGITS.clone()
+    sample(logits, SamplerParams(temperature=1, logit_bias=((3, 1.0),), repeat_penalty=2.0), (3,), 0)
+    assert torch.equal(logits, LOGITS)
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repeat_penalty": 0.0},
+        {"presence_penalty": float("nan")},
+        {"frequency_penalty": float("inf")},
+        {"penalty_last_n": -1},
+        {"logit_bias": ((0, float("nan")),)},
+        {"logit_bias": ((0, float("inf")),)},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused_by_name(knob: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(knob))):
+        SamplerParams(**knob)  # type: ignore[arg-type]
