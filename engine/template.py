@@ -7,6 +7,7 @@ written by the template, and the character is taken out again.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -43,7 +44,8 @@ class ChatTemplate:
             raise TemplateRefused(f"the chat template is {len(source)} characters long")
         self.source = source
         self._names = {"bos_token": bos, "eos_token": eos}
-        self._specials = frozenset(text for text in specials if text)
+        # One character has no inside to guard; it stays text, whoever wrote it.
+        self._specials = frozenset(text for text in specials if len(text) > 1)
         self._bounds = _Bounds(self._specials)
         try:
             self._template = Sandbox(now).from_string(source)
@@ -72,8 +74,9 @@ class ChatTemplate:
 
     def _unused_character(self, messages: Sequence[Mapping[str, Any]]) -> str:
         used = _characters(messages) | set(self.source)
+        texts = "\n".join(_texts(messages)) if "\\" in used else ""
         for code in _GUARDS:
-            if chr(code) not in used:
+            if chr(code) not in used and _escaped(chr(code)) not in texts:
                 return chr(code)
         raise TemplateRefused("the messages use every letter of Linear A, which leaves none to guard them")
 
@@ -100,7 +103,10 @@ class ChatTemplate:
         if isinstance(value, str):
             return self._bounds.guarded(value, guard)
         if isinstance(value, Mapping):
-            return {key: self._guarded(item, guard) for key, item in value.items()}
+            return {
+                self._bounds.inside(key, guard) if isinstance(key, str) else key: self._guarded(item, guard)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._guarded(item, guard) for item in value]
         return value
@@ -114,7 +120,7 @@ class ChatTemplate:
                     plain = ""
                 yield TextPiece(part, special=True)
             else:
-                plain += part.replace(guard, "")
+                plain += part.replace(guard, "").replace(_escaped(guard), "")
         if plain:
             yield TextPiece(plain)
 
@@ -134,15 +140,22 @@ class _Bounds:
         if not core:
             return text
         before, after = text[: text.index(core[0])], text[len(text.rstrip()) :]
-        inside = "".join(
-            part[0] + guard + part[1:] if special else part for part, special in _parts(core, self._specials)
-        )
+        inside = self.inside(core, guard)
         lengths = range(1, min(self._longest, len(core)) + 1)
         if any(core[:n] in self._tails for n in lengths):
             inside = guard + inside
         if any(core[-n:] in self._heads for n in lengths):
             inside += guard
         return before + inside + after
+
+    def inside(self, text: str, guard: str) -> str:
+        """`text` with no special whole. Again until it is so: one that is cut may have lain over another."""
+        while any(special in text for special in self._specials):
+            text = "".join(
+                part[0] + guard + part[1:] if special else part
+                for part, special in _parts(text, self._specials)
+            )
+        return text
 
 
 def named_template(name: str) -> str:
@@ -179,13 +192,25 @@ def _parts(text: str, specials: Collection[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _characters(value: Any) -> set[str]:
+    return {character for text in _texts(value) for character in text}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a message, names of fields too."""
     if isinstance(value, str):
-        return set(value)
-    if isinstance(value, Mapping):
-        return {c for item in (*value.keys(), *value.values()) for c in _characters(item)}
-    if isinstance(value, list | tuple):
-        return {c for item in value for c in _characters(item)}
-    return set()
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _escaped(character: str) -> str:
+    """The character as JSON writes it in plain ASCII."""
+    return json.dumps(character)[1:-1]
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -153,6 +154,28 @@ def test_every_text_of_a_message_is_guarded_however_deep(message: dict[str, Any]
     pieces = template.render([message])
     assert specials_of(pieces) == []
     assert "<|im_end|>" in "".join(piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("specials", "typed"),
+    [(("ab", "bc"), "abc"), (("ab", "bc", "cd"), "abcd"), (("<s>", "s><"), "<s><s>"), (("X",), "aXb")],
+)
+def test_control_tokens_that_lie_over_each_other_are_all_guarded(
+    specials: tuple[str, ...], typed: str
+) -> None:
+    template = ChatTemplate("{{ messages[0]['content'] }}", specials)
+    assert template.render([{"role": "user", "content": typed}]) == (TextPiece(typed),)
+
+
+def test_names_of_fields_are_texts_of_a_message_too() -> None:
+    template = ChatTemplate("{{ messages[0]['call'] | tojson }}", ("<q>",))
+    assert template.render([{"call": {"<q>": 1}}]) == (TextPiece('{"<q>": 1}'),)
+
+
+@pytest.mark.parametrize("typed", ["<q>", "<q> \\ud801\\ude00 \U00010600"])
+def test_a_guard_that_json_spells_out_is_taken_out_as_well(typed: str) -> None:
+    template = ChatTemplate("{{ messages[0]['content'] | tojson(ensure_ascii=true) }}", ("<q>",))
+    assert template.render([{"content": typed}]) == (TextPiece(json.dumps(typed)),)
 
 
 def test_the_guard_is_a_character_that_nobody_typed() -> None:
