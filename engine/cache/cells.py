@@ -52,6 +52,20 @@ def anyone(owners: Bools) -> Bools:
     return owned
 
 
+def largest_gap(free: Bools, count: int) -> int | None:
+    """Where `count` cells would best begin in the largest run of free ones: in its middle if they fit
+    behind it, and at the start of an empty table. None if no cell is free."""
+    edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    if not starts.size:
+        return None
+    largest = int(np.argmax(lengths))
+    start, length = int(starts[largest]), int(lengths[largest])
+    if start == 0:
+        return 0
+    return start + max(0, min(length // 2, length - count))
+
+
 class CellTable:
     """Cells of one cache, or of several that share it by reference.
 
@@ -126,8 +140,9 @@ class CellTable:
     def find_slot(self, requests: Sequence[tuple[SeqId, int]]) -> list[Ints]:
         """Cells for `count` new tokens of each (seq, count), in token order. Changes nothing.
 
-        A sequence goes on right behind its last cell where it can, so that a lone one is contiguous; a
-        new one starts in the middle of the largest gap, where its neighbours and it have room.
+        A sequence goes on right behind its last cell where it can, so that a lone one is contiguous. A
+        new one, or one that is stopped by another's cells, starts in the middle of the largest gap, where
+        its neighbours and it have room.
         Raises NoSlot if they do not all fit.
         """
         free = ~anyone(self.owners)
@@ -137,30 +152,25 @@ class CellTable:
             raise NoSlot(f"no room for {wanted} tokens: {room} of {self.num_cells} cells can be taken")
         found = []
         for seq, count in requests:
-            start = self._start(seq, count, free)
-            cells = np.arange(start, start + count)
-            if start + count > self.num_cells or not bool(free[start : start + count].all()):
-                cells = self._scattered(start, count, free, takeable)
+            starts = [start for start in (self._behind(seq), largest_gap(free, count)) if start is not None]
+            for start in starts:
+                if start + count <= self.num_cells and bool(free[start : start + count].all()):
+                    cells = np.arange(start, start + count)
+                    break
+            else:
+                cells = self._scattered(starts[0] if starts else 0, count, free, takeable)
             free[cells] = False
             takeable[cells] = False
             found.append(cells)
         return found
 
-    def _start(self, seq: SeqId, count: int, free: Bools) -> int:
-        """The cell where new tokens of `seq` would best begin."""
+    def _behind(self, seq: SeqId) -> int | None:
+        """The cell after the last one of a sequence, if it has any; the first cell follows the last."""
         own = np.flatnonzero(self.owners[seq])
-        if own.size:
-            last = own[np.argmax(self.positions[own])]
-            return (int(last) + 1) % self.num_cells
-        edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
-        starts, lengths = edges[::2], edges[1::2] - edges[::2]
-        if not starts.size:
-            return 0
-        largest = int(np.argmax(lengths))
-        start, length = int(starts[largest]), int(lengths[largest])
-        if start == 0:
-            return 0
-        return start + max(0, min(length // 2, length - count))
+        if not own.size:
+            return None
+        last = own[np.argmax(self.positions[own])]
+        return (int(last) + 1) % self.num_cells
 
     def _scattered(self, start: int, count: int, free: Bools, takeable: Bools) -> Ints:
         """Free cells, round from `start`, and when they are used up the stalest of the takeable."""

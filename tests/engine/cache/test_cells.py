@@ -59,6 +59,18 @@ def test_a_sequence_that_would_not_fit_behind_the_middle_starts_before_it() -> N
     assert append(table, B, 20).tolist() == list(range(10, 30))
 
 
+def test_a_sequence_that_meets_another_goes_on_where_both_have_room() -> None:
+    table = CellTable(90, 3)
+    append(table, A, 10)
+    table.copy(A, B, 0, None)
+    for _ in range(20):
+        append(table, A, 1)
+        append(table, B, 1)
+    assert table.cells_of(A).tolist() == list(range(30))
+    assert (np.diff(table.cells_of(B, 10)) == 1).all()
+    assert table.cells_of(B, 10)[0] == 10 + 1 + (90 - 11) // 2
+
+
 def test_all_cells_can_be_used_in_whatever_pieces_they_are() -> None:
     table = CellTable(20, 3)
     append(table, A, 20)

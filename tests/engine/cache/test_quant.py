@@ -54,6 +54,14 @@ def test_values_are_ggufs_bit_for_bit(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
+def test_a_lone_block_is_read_wherever_it_lies(dtype: str) -> None:
+    stored = encode(dtype, torch.from_numpy(samples()[:, :32]))
+    together = decode(dtype, stored, torch.float32)
+    for row in range(5):
+        assert torch.equal(decode(dtype, stored[row : row + 1], torch.float32), together[row : row + 1])
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
 def test_no_rows_are_rows_too(dtype: str) -> None:
     none = encode(dtype, torch.zeros((1, 64)))[:0]
     assert decode(dtype, none, torch.bfloat16).shape == (0, 64)
