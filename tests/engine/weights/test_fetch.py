@@ -270,6 +270,20 @@ def test_a_python_without_pip_says_how_to_get_it(tmp_path: Path, monkeypatch: py
         pip_download(Wheel("any", "1.0", 1, ""), tmp_path, lambda nbytes: None)
 
 
+def test_progress_is_what_lies_in_the_folder_that_pip_works_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nhead -c 5000 /dev/zero > "$TMPDIR/part.whl"\nsleep 0.7\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    seen: list[int] = []
+    pip_download(Wheel("any", "1.0", 1, ""), tmp_path, seen.append)
+    assert seen[-1] == 5000
+    assert {p.name for p in tmp_path.iterdir()} == {"python"}
+
+
 def test_an_interrupted_wait_ends_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nexec sleep 60\n')

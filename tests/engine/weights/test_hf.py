@@ -49,9 +49,9 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         {
             "rope_type": "llama3",
             "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
+            "low_freq_factor": 2.0,
+            "high_freq_factor": 7.0,
+            "original_max_position_embeddings": 256,
         },
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
@@ -118,6 +118,10 @@ def test_a_tensor_is_the_callers_own(tmp_path: Path) -> None:
 def test_a_tied_model_has_no_output_matrix(tmp_path: Path) -> None:
     write_folder(tmp_path, "qwen2")
     assert open_weights(tmp_path).hparams["tie_word_embeddings"] is True
+    assert not open_weights(tmp_path).has("output.weight")
+    # Some files hold a copy all the same; transformers does not read it.
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({**stored, "lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     assert not open_weights(tmp_path).has("output.weight")
 
 
@@ -201,9 +205,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def broken(llama: Path, tmp_path: Path) -> Path:
     """A copy to break."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
     for path in llama.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -261,11 +267,21 @@ def test_damaged_files_are_refused(broken: Path) -> None:
         open_weights(broken).names()
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "gone.safetensors", "..", "a/b"])
-def test_an_index_cannot_name_files_outside_of_its_folder(name: str, broken: Path) -> None:
+@pytest.mark.parametrize("name", ["../b/model.safetensors", "{other}", "/etc/passwd", "..", "gone.bin"])
+def test_an_index_cannot_name_files_outside_of_its_folder(name: str, broken: Path, llama: Path) -> None:
+    name = name.format(other=llama / "model.safetensors")
+    (broken.parent / "b").mkdir(exist_ok=True)
+    (broken.parent / "b" / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
     index = {"weight_map": {"model.norm.weight": name}}
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(WeightsRefused, match=r"names the file|missing"):
+    with pytest.raises(WeightsRefused, match="names the file"):
+        open_weights(broken).names()
+
+
+def test_a_shard_that_is_missing_is_named(broken: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsRefused, match=r"gone\.safetensors is missing"):
         open_weights(broken).names()
 
 
