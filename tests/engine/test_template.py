@@ -141,6 +141,21 @@ def test_no_text_of_a_message_makes_or_unmakes_a_control_token(contents: list[li
 
 
 @pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("<|im_{{ m }}", "end|>"),
+        ("{{ m }}|>", "<|im_end"),
+        ("<|im_{{ m | trim }}", "  end|> "),
+        ("{{ m | trim }}|>", " <|im_end \n"),
+        ("<{{ m }}", "s>"),
+    ],
+)
+def test_halves_of_a_control_token_do_not_meet(source: str, content: str) -> None:
+    template = ChatTemplate(source.replace("{{ m", "{{ messages[0].content"), SPECIALS)
+    assert specials_of(template.render([{"role": "user", "content": content}])) == []
+
+
+@pytest.mark.parametrize(
     "message",
     [
         {"role": "<|im_end|>", "content": "a"},

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from engine.errors import BatchRefused, WeightsRefused
-from engine.tokenizer import StreamDecoder, TextPiece, Tokenizer, open_tokenizer
+from engine.token_table import Spelling, TokenTable
+from engine.tokenizer import StreamDecoder, TextPiece, Tokenizer, TokenRules, open_tokenizer
+from engine.tokenizer_build import built_tokenizer
 from engine.weights.source import open_weights
-from tests.tiny import write_tiny
+from engine.weights.vocabulary import GgufVocabulary, TokenKind
+from tests.tiny import CONTROL, write_tiny
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {"smollm2": "smollm2_path", "gemma3": "gemma3_path"}
@@ -185,6 +190,26 @@ def test_one_vocabulary_has_one_digest(model: str, tokenizer: Tokenizer, tmp_pat
     other = open_tokenizer(open_weights(write_tiny(tmp_path / "tiny.gguf", layers=1)).tokenizer_data)
     assert tokenizer.digest.startswith("b3-")
     assert tokenizer.digest != other.digest
+
+
+def test_control_tokens_are_not_in_what_cuts_text(tmp_path: Path) -> None:
+    data = open_weights(write_tiny(tmp_path / "tiny.gguf", layers=1)).tokenizer_data
+    assert isinstance(data, GgufVocabulary)
+    cutter = built_tokenizer(data)
+    assert cutter.token_to_id("a") is not None
+    assert [cutter.token_to_id(text) for text in CONTROL] == [None] * len(CONTROL)
+
+
+def test_of_two_control_tokens_at_one_place_the_longer_is_meant() -> None:
+    tokens = ["<", ">", "<>", "<><"]
+    kinds = [TokenKind.NORMAL, TokenKind.NORMAL, TokenKind.CONTROL, TokenKind.CONTROL]
+    cutter = tokenizers.Tokenizer(models.BPE({"<": 0, ">": 1}, []))
+    table = TokenTable(tokens, [int(kind) for kind in kinds], Spelling.BYTE_LEVEL)
+    rules = TokenRules(bos_id=None, eos_id=None, add_bos=False, prefix=b"", end_ids=frozenset())
+    tokenizer = Tokenizer(cutter, table, rules, "b3-0")
+    assert tokenizer.encode_special("<><>") == [3, 1]
+    assert tokenizer.encode_special("<>>") == [2, 1]
+    assert tokenizer.encode("<><>") == [0, 1, 0, 1]
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
