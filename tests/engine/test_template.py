@@ -201,6 +201,9 @@ def test_the_guard_is_a_character_that_nobody_typed() -> None:
         assert template.render([{"role": "user", "content": typed}]) == (TextPiece(typed),)
     written = ChatTemplate(letters[0] + "{{ messages[0].content }}", SPECIALS)
     assert written.render([{"role": "user", "content": "<s>"}]) == (TextPiece(letters[0] + "<s>"),)
+    # Put inside "ab", a guard that is in a control token itself would make one more for ever.
+    strange = ChatTemplate("{{ messages[0].content }}", ("ab", "a" + letters[0]))
+    assert strange.render([{"role": "user", "content": "ab"}]) == (TextPiece("ab"),)
     with pytest.raises(TemplateRefused, match="Linear A"):
         template.render([{"role": "user", "content": "".join(letters)}])
 
@@ -290,8 +293,8 @@ def test_a_template_reaches_nothing_but_the_messages(source: str) -> None:
         "{{ '%999999999d' | format(1) }}",
         "{{ '{:999999999}'.format(1) }}",
         "{{ '{:{}}'.format(1, 999999999) }}",
-        "{% set n = namespace(s='aaaa') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s='aaaa') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='aaaa') %}{% for i in range(23) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='aaaa') %}{% for i in range(23) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{{ '{a:{b}}'.format_map({'a': 1, 'b': 999999999}) }}",
         "{{ '%(a)s%(a)s%(a)s' % {'a': 'a' * 10**7} }}",
         "{{ ('a' * 10**6).translate({97: 'b' * 10**6}) }}",
