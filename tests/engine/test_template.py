@@ -64,6 +64,12 @@ def test_a_template_renders_what_transformers_renders(
     assert ours == by_transformers(source, messages, prompt)
 
 
+def test_indented_blocks_leave_no_blanks_as_in_transformers() -> None:
+    source = "A\n  {% for m in messages %}\n    {{ m.content }}\n  {% endfor %}\n  {# words #}\nB\n"
+    ours = rendered(ChatTemplate(source, ()), CONVERSATIONS["turns"])
+    assert ours == by_transformers(source, CONVERSATIONS["turns"], True)
+
+
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Any) -> tuple[Tokenizer, ChatTemplate]:
     weights = open_weights(smollm2_path)
