@@ -7,7 +7,7 @@ Whatever fails before the commit is rolled back, and the sequences are as they w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -37,9 +37,6 @@ from engine.state import (
 )
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
-
-#: How many of the largest logits a snapshot keeps as its canary.
-CANARY_LOGITS = 16
 
 Cancel = Callable[[], bool]
 
@@ -171,7 +168,7 @@ class Engine:
         if not ids:
             return FeedResult(0, 0)
         self.check_room(seq, len(ids))
-        before = replace(record) if not record.tokens else None
+        before = None if record.tokens else record.fork()
         shared = done = self.share(seq, ids)
         try:
             while done < len(ids) and not (cancel and cancel()):
@@ -212,7 +209,7 @@ class Engine:
         for seq, logits in (self._compute(lengths) if lengths else {}).items():
             record = self._slots[seq]
             record.append(work[seq])
-            record.logits, record.edge = logits, NextLogits(logits)
+            record.follow(logits)
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading `tokens` a feed to an empty sequence would share."""
@@ -300,24 +297,19 @@ class Engine:
 
     def shift(self, seq: SeqId, n_keep: int, n_discard: int = 0) -> int:
         """Drop tokens after the first `n_keep` and move the rest up. `n_discard` 0 means half of what is
-        left; one token at least stays. Returns how many went. Raises EditRefused where memory cannot."""
+        left; one token at least stays. Returns how many went. Raises EditRefused where memory cannot, and
+        NoSlot where rows that are shared find no room to be copied to; then nothing changed."""
         refusal = self._memory.refuse_shift()
         if refusal is not None:
             raise EditRefused(f"{self.model_name} cannot shift its context: {refusal}")
+        if n_keep < 0 or n_discard < 0:
+            raise EditRefused(f"a shift by {n_discard} after {n_keep}: neither can be negative")
         record = self._slots[seq]
         n_keep = min(n_keep, len(record.tokens))
         left = len(record.tokens) - n_keep
         count = max(0, min(n_discard or left // 2, left - 1))
         if count:
-            rescue = self._memory.snapshot(seq)
-            tokens = tuple(record.tokens)
-            try:
-                self._memory.remove(seq, n_keep, n_keep + count)
-                self._slots.with_room(lambda: self._memory.shift(seq, n_keep + count, None, -count))
-            except BaseException:
-                self._memory.remove(seq, 0, None)
-                self._memory.restore(seq, tokens, *rescue)
-                raise
+            self._slots.with_room(lambda: self._memory.discard(seq, n_keep, n_keep + count))
             record.drop(n_keep, n_keep + count)
         return count
 
@@ -336,7 +328,7 @@ class Engine:
             spans=record.spans,
             edge=record.edge,
             sampler=record.sampler,
-            canary=_canary(record),
+            canary=record.known_canary(),
         )
 
     def restore(self, state: SequenceState) -> SeqId:
@@ -355,11 +347,7 @@ class Engine:
         except BaseException:
             self._slots.discard(seq)
             raise
-        # Without a canary the logits are older than the rows: a shift came between.
-        fresh = state.canary is not None and isinstance(state.edge, NextLogits)
-        logits = state.edge.logits if fresh and isinstance(state.edge, NextLogits) else None
-        record = Record(state.sampler, list(state.tokens), state.spans, state.edge, logits)
-        self._slots.replace(seq, record)
+        self._slots.replace(seq, Record.of(state))
         return seq
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
@@ -413,14 +401,3 @@ class Engine:
 
 def _memory_kind(model: Model) -> str:
     return "iswa" if any(layer.window is not None for layer in model.layers) else "kv"
-
-
-def _canary(record: Record) -> Canary | None:
-    if record.logits is None:
-        return None
-    top = torch.topk(record.logits, min(CANARY_LOGITS, record.logits.numel()))
-    return Canary(
-        len(record.tokens) - 1,
-        tuple(int(i) for i in top.indices.tolist()),
-        tuple(float(x) for x in top.values.tolist()),
-    )

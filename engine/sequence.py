@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from engine.state import Edge, Pending, Provenance, SamplerParams, Span
+from engine.state import (
+    Canary,
+    Edge,
+    NextLogits,
+    Pending,
+    Provenance,
+    SamplerParams,
+    SequenceState,
+    Span,
+)
+
+#: How many of the largest logits are kept as a canary.
+CANARY_LOGITS = 16
 
 
 @dataclass(slots=True)
 class Record:
-    """`tokens` are fed; `logits` (float32 [vocab]) follow the last of them, while they are known."""
+    """`tokens` are fed; `logits` (float32 [vocab]) follow the last of them, while they are known.
+
+    `canary` is that of a restored state, until tokens follow.
+    """
 
     sampler: SamplerParams
     tokens: list[int] = field(default_factory=list)
     spans: tuple[Span, ...] = ()
     edge: Edge = None
     logits: torch.Tensor | None = None
+    canary: Canary | None = None
+
+    @classmethod
+    def of(cls, state: SequenceState) -> Record:
+        # Without a canary the logits are older than the rows: a shift came between.
+        fresh = state.edge.logits if isinstance(state.edge, NextLogits) and state.canary else None
+        return cls(state.sampler, list(state.tokens), state.spans, state.edge, fresh, state.canary)
+
+    def follow(self, logits: torch.Tensor) -> None:
+        """`logits` were just computed for what follows."""
+        self.logits, self.edge = logits, NextLogits(logits)
+
+    def known_canary(self) -> Canary | None:
+        if self.logits is None:
+            return self.canary
+        top = torch.topk(self.logits, min(CANARY_LOGITS, self.logits.numel()))
+        return Canary(len(self.tokens) - 1, tuple(top.indices.tolist()), tuple(top.values.tolist()))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Tokens whose rows were just computed."""
         start = len(self.tokens)
+        self.logits = self.canary = None
         self.tokens.extend(tokens)
         self.spans = joined((*self.spans, Span(start, len(self.tokens), Provenance.COMPUTED)))
 
@@ -33,7 +66,7 @@ class Record:
         del self.tokens[length:]
         self.spans = spans_below(self.spans, length)
         self.edge = Pending(followed) if length else None
-        self.logits = None
+        self.logits = self.canary = None
 
     def drop(self, start: int, stop: int) -> None:
         """Tokens [start, stop) are gone, and those behind them moved up.
@@ -41,12 +74,12 @@ class Record:
         What follows stays as it is, but the rows would no longer give these very logits.
         """
         del self.tokens[start:stop]
-        self.logits = None
+        self.logits = self.canary = None
         moved = Span(start, len(self.tokens), Provenance.SHIFTED)
         self.spans = joined((*spans_below(self.spans, start), moved))
 
     def fork(self) -> Record:
-        return Record(self.sampler, list(self.tokens), self.spans, self.edge, self.logits)
+        return replace(self, tokens=list(self.tokens))
 
     def shareable(self, tokens: Sequence[int]) -> int:
         """How many leading `tokens` this sequence has computed rows of."""

@@ -136,6 +136,23 @@ class KvMemory:
 
         self._move([table.plan_move(seq, start, stop, moved) for table in self._movable()])
 
+    def discard(self, seq: SeqId, start: int, stop: int) -> None:
+        tables = self._movable()
+        owners = [table.owners[seq].copy() for table in tables]
+
+        def moved(positions: Ints) -> Ints:
+            return positions + (start - stop)
+
+        try:
+            for table in tables:
+                table.remove(seq, start, stop)
+            moves = [table.plan_move(seq, stop, None, moved) for table in tables]
+        except BaseException:
+            for table, owned in zip(tables, owners, strict=True):
+                table.owners[seq] = owned
+            raise
+        self._move(moves)
+
     def divide(self, seq: SeqId | None, start: int, stop: int | None, divisor: int) -> None:
         if divisor < 1:
             raise EditRefused(f"positions cannot be divided by {divisor}")

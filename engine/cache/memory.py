@@ -146,6 +146,10 @@ class Memory(Protocol):
         also owns are copied first, so that it notices nothing. Raises EditRefused, NoSlot."""
         ...
 
+    def discard(self, seq: SeqId, start: int, stop: int) -> None:
+        """Forget positions [start, stop) and move those behind up, all or nothing. Raises as `shift`."""
+        ...
+
     def divide(self, seq: SeqId | None, start: int, stop: int | None, divisor: int) -> None:
         """Integer-divide positions of [start, stop), keys re-rotated. Raises as `shift`."""
         ...
