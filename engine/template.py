@@ -73,7 +73,7 @@ class ChatTemplate:
         return tuple(self._pieces(text, guard))
 
     def _unused_character(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        used = _characters(messages) | set(self.source)
+        used = _characters(messages) | set(self.source) | _characters(tuple(self._specials))
         texts = "\n".join(_texts(messages)) if "\\" in used else ""
         for code in _GUARDS:
             if chr(code) not in used and _escaped(chr(code)) not in texts:
