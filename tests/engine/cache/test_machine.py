@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         """Short ones, which windows allow now and then."""
         self.remove(seq, max(0, self._end(seq) - back), None)
 
-    @precondition(lambda self: self._room() < 5)
+    @precondition(lambda self: self._room() < 20)
     @rule(seq=SEQS_OR_ALL)
     def clear(self, seq: SeqId | None) -> None:
         self.memory.remove(seq, 0, None)
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         self.memory.copy(source, into, start, stop)
         self.model[into] = [t for t in self.model[source] if inside(t, start, stop)]
 
-    @precondition(lambda self: self._room() < 5)
+    @precondition(lambda self: self._room() < 20)
     @rule(seq=SEQS)
     def keep(self, seq: SeqId) -> None:
         self.memory.keep(seq)
@@ -347,6 +347,6 @@ def cut(run: Rows, stop: int) -> Rows:
     return Rows(run.kind, run.start, stop, tuple(part[: stop - run.start] for part in run.parts))
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=30)
+SETTINGS = settings(max_examples=40, stateful_step_count=30)
 TestKv, TestWide, TestIswa = KvMachine.TestCase, WideMachine.TestCase, IswaMachine.TestCase
 TestKv.settings = TestWide.settings = TestIswa.settings = SETTINGS

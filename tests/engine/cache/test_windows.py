@@ -170,6 +170,18 @@ def test_a_refused_edit_of_all_sequences_changes_none() -> None:
     assert visible(memory) == before
 
 
+def test_keeping_one_sequence_forgets_the_others_everywhere() -> None:
+    memory_spec, memory = short(WindowSpec(WINDOW), cells=34)
+    feed(memory_spec, memory, (A, range(6)), (C, range(2)))
+    feed(memory_spec, memory, (B, range(8)))
+    kept = [held_rows(memory, layer, B)[1].tolist() for layer in (0, 1)]
+    memory.keep(B)
+    for seq in (A, C):
+        assert memory.pos_max(seq) is None
+        assert [len(held_rows(memory, layer, seq)[0]) for layer in (0, 1)] == [0, 0]
+    assert [held_rows(memory, layer, B)[1].tolist() for layer in (0, 1)] == kept
+
+
 def test_layouts_list_parts_by_kind_then_layer_then_name() -> None:
     memory = build_iswa(spec(WindowSpec(4), None, WindowSpec(4)))
     assert [(part.kind, part.name, part.window) for part in memory.layout] == [
