@@ -143,7 +143,7 @@ class Engine:
 
     def set_pending(self, seq: SeqId, token: int) -> None:
         """Say which token follows the fed ones."""
-        self._check_ids((token,))
+        self.check_ids((token,))
         self._slots[seq].edge = Pending(token)
 
     # --- tokens in ----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Engine:
         where nothing was read. Leaves NextLogits as the edge. Raises ContextFull before any change, NoSlot.
         """
         record, ids = self._slots[seq], list(tokens)
-        self._check_ids(ids)
+        self.check_ids(ids)
         if not ids:
             return FeedResult(0, 0)
         self.check_room(seq, len(ids))
@@ -201,7 +201,7 @@ class Engine:
         """Append tokens to several sequences in one batch, all of them or none; pending tokens are dropped.
         Leaves NextLogits as their edges. Raises ContextFull, NoSlot, BatchRefused before any change."""
         for seq, tokens in work.items():
-            self._check_ids(tokens)
+            self.check_ids(tokens)
             self.check_room(seq, len(tokens))
         for seq, tokens in work.items():
             self._make_room(seq, len(tokens))
@@ -370,7 +370,8 @@ class Engine:
     def _compute(self, work: Work) -> dict[SeqId, torch.Tensor]:
         return compute(self._model, self._memory, self._slots, work)
 
-    def _check_ids(self, tokens: Sequence[int]) -> None:
+    def check_ids(self, tokens: Sequence[int]) -> None:
+        """Raises BatchRefused for an id that the model has no embedding of."""
         vocab = self._model.hparams.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise BatchRefused(f"a token id is outside of the vocabulary of {vocab:,}")
