@@ -94,15 +94,17 @@ def _shifted(manager: SessionManager, text: Sequence[int]) -> Saved:
 
 
 def go_on(engine: Engine, seqs: Sequence[SeqId], steps: int) -> list[list[str]]:
-    """Decode all `seqs` together. Returns, for each, digests of its logits before every choice."""
-    digests: list[list[str]] = [[] for _ in seqs]
+    """Decode all `seqs` together. Returns, for each, its tokens with digests of the logits they were
+    chosen from. The first token is alone: some are chosen from logits that were saved, some from new ones."""
+    first = engine.decode(seqs)
+    told: list[list[str]] = [[str(first[seq])] for seq in seqs]
     for _ in range(steps):
-        engine.decode(seqs)
-        for seq, mine in zip(seqs, digests, strict=True):
+        chosen = engine.decode(seqs)
+        for seq, mine in zip(seqs, told, strict=True):
             logits = engine.logits(seq)
             assert logits is not None
-            mine.append(blake3(logits.numpy().tobytes()).hexdigest(8))
-    return digests
+            mine.append(f"{chosen[seq]} {blake3(logits.numpy().tobytes()).hexdigest(8)}")
+    return told
 
 
 def resume_all(manager: SessionManager, sessions: Sequence[str], steps: int) -> dict[str, object]:
