@@ -29,6 +29,7 @@ def samples() -> np.ndarray:
     usual = random.standard_normal((200, 96))
     scaled = random.standard_normal((50, 96)) * 10.0 ** random.integers(-6, 4, (50, 1))
     whole = random.integers(-127, 128, (50, 96)) / 2
+    whole[:, ::32] = 127  # a scale of exactly 1, so that halves are ties
     outlier = random.standard_normal((20, 96))
     outlier[:, 5] *= 100
     flat = np.stack((np.zeros(96), np.full(96, 1.5), np.full(96, -2.0), np.tile([1.0, -1.0], 48)))
