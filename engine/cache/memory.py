@@ -34,8 +34,10 @@ class WindowSpec:
         return np.maximum(0, positions - self.size + 1)
 
     def needed_from(self, position: int) -> int:
-        """The first row that a sequence must still have to go on at `position`."""
-        return int(self.first_visible(np.array([position]))[0])
+        """The first row that a sequence must still have to go on at `position`: the law of window rows, by
+        which states are stored too. What may be seen can begin later, but who has only that could go on and
+        not be saved."""
+        return max(0, position - self.size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,14 +44,28 @@ class Undo:
         self.rows.clear()
 
 
+#: So many queries are computed at a time, over the keys up to the last one's own: a wider block spends
+#: more on keys that its first queries may not see, a narrower one more on calls.
+BLOCK = 128
+
+
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What one segment reads in layers of one kind: rows [start, stop) of the ubatch over `slot`."""
+class Block:
+    """Rows [start, stop) of the ubatch, over keys [first, end) of their segment's slot."""
 
     start: int
     stop: int
-    slot: Slot
+    first: int
+    end: int
     mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one segment reads in layers of one kind: the rows in `slot`, block by block of its queries."""
+
+    slot: Slot
+    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +123,15 @@ class KvView:
         scoring = Scoring(scale, softcap)
         if rows.keys.hadamard is not None:
             q = rows.keys.hadamard.rotate(q)
-        if len(readings) == 1:
-            return self._attend(rows, readings[0], q, scoring)
-        out = q.new_empty((*q.shape[:2], rows.values.head_size))
+        parts = []
         for reading in readings:
-            out[reading.start : reading.stop] = self._attend(
-                rows, reading, q[reading.start : reading.stop], scoring
-            )
-        return out
-
-    def _attend(self, rows: LayerRows, reading: Reading, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        out = attend(q, rows.keys.read(reading.slot), rows.values.read(reading.slot), reading.mask, scoring)
+            keys, values = rows.keys.read(reading.slot), rows.values.read(reading.slot)
+            for block in reading.blocks:
+                seen = slice(block.first, block.end)
+                parts.append(
+                    attend(q[block.start : block.stop], keys[seen], values[seen], block.mask, scoring)
+                )
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if rows.values.hadamard is None else rows.values.hadamard.rotate(out)
 
     def _write(self, rows: LayerRows, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -138,17 +150,27 @@ class KvView:
 
     def _read(self, rows: LayerRows, group: int) -> list[Reading]:
         readings = []
-        device = rows.keys.device
         for segment in self._ubatch.segments:
             queries = self._ubatch.positions[segment.start : segment.stop]
-            first = 0 if rows.window is None else rows.window.needed_from(int(queries[0]))
+            first = _first_visible(rows, queries)
             cells = rows.table.cells_of(segment.seq, first, int(queries[-1]) + 1)
             keys = rows.table.positions[cells]
-            mask = build_mask(queries, keys, rows.window, rows.keys.compute, device)
-            readings.append(
-                Reading(segment.start, segment.stop, Slot.of(cells, device), grouped(mask, group))
+            blocks = tuple(
+                self._block(rows, group, segment.start + at, queries[at : at + BLOCK], keys)
+                for at in range(0, len(queries), BLOCK)
             )
+            readings.append(Reading(Slot.of(cells, rows.keys.device), blocks))
         return readings
+
+    def _block(self, rows: LayerRows, group: int, start: int, queries: Ints, keys: Ints) -> Block:
+        first = int(np.searchsorted(keys, _first_visible(rows, queries)))
+        end = int(np.searchsorted(keys, queries[-1], side="right"))
+        mask = build_mask(queries, keys[first:end], rows.window, rows.keys.compute, rows.keys.device)
+        return Block(start, start + len(queries), first, end, grouped(mask, group))
+
+
+def _first_visible(rows: LayerRows, queries: Ints) -> int:
+    return 0 if rows.window is None else int(rows.window.first_visible(queries[:1])[0])
 
 
 class KvPlan:

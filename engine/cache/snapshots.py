@@ -136,7 +136,9 @@ def _check_runs(members: Sequence[Part], runs: Sequence[Rows], length: int, late
 
 
 def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:
-    """How far back to keep window rows that go back to `first`: what is needed, and what else fits into
-    the sequence's share."""
-    share = min(table.num_cells // table.num_seqs, int(table.takeable().sum()))
-    return max(first, min(latest, length - share))
+    """How far back to keep window rows that go back to `first`: what is needed, and what else fits; where
+    rows get dropped anyway, into the sequence's share."""
+    room = int(table.takeable().sum())
+    if table.window is not None:
+        room = min(room, table.num_cells // table.num_seqs)
+    return max(first, min(latest, length - room))

@@ -91,6 +91,21 @@ def test_rows_in_place_and_gathered_rows_give_equal_bits(
                 assert torch.equal(attend(q, wide_k[here], wide_v[there], mask, scoring), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", (*SHAPES, (1, 1, 20)), ids=str)
+def test_queries_give_equal_bits_wherever_they_begin(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    heads, kv_heads, size = shape
+    make = torch.Generator().manual_seed(1)
+    k, v = torch.randn((2, 300, kv_heads, size), generator=make).to(dtype)
+    for tokens in (1, 5):
+        q = torch.randn((tokens, heads, size), generator=make).to(dtype)
+        expected = attend(q, k, v, None, Scoring(size**-0.5))
+        for offset in range(1, 9):
+            wide = torch.zeros(offset + q.numel(), dtype=dtype)
+            wide[offset:] = q.flatten()
+            assert torch.equal(attend(wide[offset:].view(q.shape), k, v, None, Scoring(size**-0.5)), expected)
+
+
 class Shuffled(CellTable):
     """Gives cells in an order of its own."""
 

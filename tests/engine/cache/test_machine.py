@@ -280,7 +280,7 @@ class Machine(RuleBasedStateMachine):
             for layer in self.spec.layers:
                 held &= {int(p) for p in held_rows(self.memory, layer.layer, SeqId(seq))[0]}
             for position in range(end + 2):
-                needed = {t.position for t in tokens if position - WINDOW < t.position < position}
+                needed = {t.position for t in tokens if position - WINDOW <= t.position < position}
                 can = position <= end and (needed <= held or not self.short_window)
                 assert self.memory.can_resume_at(SeqId(seq), position) == can
 

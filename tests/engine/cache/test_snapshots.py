@@ -153,10 +153,20 @@ def test_a_full_windows_memory_restores_what_a_short_one_saved_and_knows_what_it
     full = build_iswa(replace(memory_spec, full_windows=True))
     full.restore(B, tokens, rows, points)
     assert full.can_resume_at(B, 50)
-    assert full.can_resume_at(B, 25)
-    assert not full.can_resume_at(B, 24)
+    assert full.can_resume_at(B, 26)
+    assert not full.can_resume_at(B, 25)
     again, _ = full.snapshot(B)
     assert [(run.start, run.stop) for run in again] == [(0, 50), (20, 50)]
+
+
+def test_a_full_windows_memory_restores_every_row_that_there_is() -> None:
+    memory_spec = spec(None, WindowSpec(WINDOW), full_windows=True, num_seqs=3)
+    memory, other = build_iswa(memory_spec), build_iswa(memory_spec)
+    for _ in range(3):
+        feed(memory_spec, memory, (A, range(20)))
+    rows, points = memory.snapshot(A)
+    other.restore(B, memory.tokens_at(A, 0, 60), rows, points)
+    assert all(other.can_resume_at(B, p) for p in range(61))
 
 
 def test_positions_with_holes_have_no_state() -> None:
@@ -189,8 +199,8 @@ def test_states_that_are_not_whole_are_refused_and_change_nothing() -> None:
     a, b = pieces(token, (20,))
     bad: dict[str, tuple[Rows, ...]] = {
         "token rows are needed from 0 on, and there are none before 40": (window,),
-        "window rows are needed from 35 on, and there are none before 36": (token, late),
-        "window rows are needed from 35 on, and there are none before 40": (token,),
+        "window rows are needed from 34 on, and there are none before 36": (token, late),
+        "window rows are needed from 34 on, and there are none before 40": (token,),
         "do not follow those up to 20": (a, a, window),
         "token rows are needed from 0 on, and there are none before 20": (b, a, window),
         "token rows end at 20": (a, window),

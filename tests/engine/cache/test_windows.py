@@ -90,10 +90,21 @@ def test_where_a_sequence_says_that_it_can_go_on_it_goes_on_exactly(window: Wind
                 memory_spec.layers[1],
             )
             assert torch.allclose(out.double(), expected, atol=1e-5)
-    # The beginning of a chunk needs nothing, its other tokens all from there on; a standard window needs
-    # what is in it beside the token itself.
-    expected_can = [0, 6, 12, *range(18, 38)] if window.chunked else [0, *range(18 + WINDOW - 1, 38)]
-    assert can == expected_can
+    assert can == [0, *range(18 + WINDOW, 38)]
+
+
+@pytest.mark.parametrize("window", [WindowSpec(WINDOW), WindowSpec(WINDOW, chunked=True)], ids=str)
+def test_where_a_sequence_can_go_on_its_state_is_whole(window: WindowSpec) -> None:
+    memory_spec, memory = short(window)
+    for start in range(0, 40, 8):
+        feed(memory_spec, memory, (A, range(start, start + 8)))
+    for position in (p for p in range(1, 41) if memory.can_resume_at(A, p)):
+        memory.copy(A, B, 0, position)
+        _, run = memory.snapshot(B)[0]
+        assert run.kind is PartKind.WINDOW
+        # Its last `size` rows, which is what a store asks for.
+        assert run.start <= position - WINDOW
+        assert run.stop == position
 
 
 def test_the_longest_window_of_a_memory_decides() -> None:
@@ -101,7 +112,7 @@ def test_the_longest_window_of_a_memory_decides() -> None:
     memory = KvMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 9))
     for _ in range(4):
         feed(memory_spec, memory, (A, range(8)))
-    assert [p for p in range(33) if memory.can_resume_at(A, p)] == [0, *range(20, 33)]
+    assert [p for p in range(33) if memory.can_resume_at(A, p)] == [0, *range(21, 33)]
 
 
 def test_nothing_can_go_on_where_it_never_was() -> None:
