@@ -129,9 +129,10 @@ def max_window(layout: Layout) -> int:
 
 
 def window_floor(manifest: Manifest, length: int) -> int:
-    """The first token whose window rows a resume at `length` wants: those needed, and the rest of the last
-    partial chunk, so that the next save can write that chunk anew with all of them."""
-    return max(0, min(length - max_window(manifest.layout), chunk_floor(length)))
+    """The first token whose window rows a resume at `length` wants: those needed, one more so that the last
+    token can be computed again for the canary, and the rest of the last partial chunk, so that the next
+    save can write that chunk anew with all of them."""
+    return max(0, min(length - max_window(manifest.layout) - 1, chunk_floor(length)))
 
 
 def _covered(layout: Layout, chunks: Sequence[ChunkRef]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from engine.errors import BlobMissing, Corrupt, FingerprintMismatch, StateError, TenutoError
+from engine.errors import BlobMissing, Corrupt, EditRefused, FingerprintMismatch, StateError, TenutoError
 from engine.runner import Engine
 from engine.state import Pending, SamplerParams, SeqId, SequenceState
 from serialization.blobs import Store
@@ -148,7 +148,12 @@ def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) ->
         raise FingerprintMismatch(
             f"the state was made with another {', '.join(changed)} and has no canary to check it by"
         )
-    drift = engine.canary_drift(seq, state.canary)
+    try:
+        drift = engine.canary_drift(seq, state.canary)
+    except EditRefused as error:
+        raise FingerprintMismatch(
+            f"the state was made with another {', '.join(changed)}, and its canary cannot be asked: {error}"
+        ) from error
     if not drift <= policy.drift:
         raise FingerprintMismatch(
             f"the state was made with another {', '.join(changed)}; its canary logits are off by {drift:.2f}",

@@ -236,7 +236,7 @@ def test_only_the_window_rows_that_are_needed_are_fetched() -> None:
     store.got.clear()
     found = read_state(store, manifest, workers=1)
     windows = found.rows_of(PartKind.WINDOW)
-    assert (windows[0].start, windows[-1].stop) == (1800, 2100)
+    assert (windows[0].start, windows[-1].stop) == (1799, 2100)
     assert len(store.got) == 9 + 2
 
 

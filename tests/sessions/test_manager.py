@@ -272,6 +272,23 @@ def test_another_build_is_believed_after_its_canary_alone(manager: SessionManage
     opened.close()
 
 
+@pytest.mark.parametrize("length", [256, 300, 512, 515])
+def test_the_canary_of_a_window_can_be_asked(
+    store: DiskStore, make_engine: MakeEngine, windowed_path: Path, length: int
+) -> None:
+    """Also at a chunk's border, where a resume reads no more rows than it needs."""
+    manager = SessionManager(store, make_engine(windowed_path))
+    session, _ = fed(manager, "w" * length)
+    session.close()
+    engine = make_engine(windowed_path)
+    engine.fingerprint = replace(engine.fingerprint, making={"torch": "9.9.9"})
+    elsewhere = SessionManager(store, engine)
+    opened = elsewhere.open(session.id)
+    _, result = elsewhere.resume(opened)
+    opened.close()
+    assert (result.reason, result.restored) == (Reason.COMPATIBLE, length)
+
+
 def test_released_rows_are_read_again_and_it_is_said(manager: SessionManager) -> None:
     session, seq = fed(manager, "hello " * 60)
     session.close()
