@@ -17,7 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.batch import Ints
 from engine.cache.memory import WindowSpec
 
-
 #: Bytes. What torch allocates begins at a multiple of it; what is cut out of a tensor may not.
 ALIGNMENT = 64
 

@@ -249,7 +249,7 @@ def test_a_canary_can_be_asked_of_a_state_with_the_fewest_window_rows(
     engine, other = make_engine(windowed_path), make_engine(windowed_path)
     state = engine.snapshot(begun(engine, PAST, steps=3))
     assert state.canary is not None
-    needed = state.length - WINDOW + 1  # of 122 tokens; the canary's own token looks one further back
+    needed = state.length - WINDOW  # the canary's own token looks one further back
     rows = tuple(
         Rows(run.kind, needed, run.stop, tuple(part[needed - run.start :] for part in run.parts))
         if run.kind is PartKind.WINDOW

@@ -92,7 +92,7 @@ def test_rows_in_place_and_gathered_rows_give_equal_bits(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", (*SHAPES, (1, 1, 20)), ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 20)], ids=str)
 def test_queries_give_equal_bits_wherever_they_begin(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     heads, kv_heads, size = shape
     make = torch.Generator().manual_seed(1)
