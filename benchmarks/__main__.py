@@ -1,6 +1,6 @@
 """`make bench`: every figure of docs/benchmarks.md, one JSON line each.
 
-    python -m benchmarks [smollm2] [gemma3-270m]
+python -m benchmarks [smollm2] [gemma3-270m]
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ def run(model: str, engine: Engine, path: Path, text: Sequence[int]) -> None:
         tokens = [1000 + turn, *text[1:DEPTH]]  # a first token of its own: no prefix is shared
         ours.append(_ours(engine, tokens))
         theirs.append(_theirs(rival, tokens))
-    mine, other = [max(column) for column in zip(*ours, strict=True)], [
-        max(column) for column in zip(*theirs, strict=True)
-    ]
+    mine, other = (
+        [max(column) for column in zip(*ours, strict=True)],
+        [max(column) for column in zip(*theirs, strict=True)],
+    )
     for name, a, b in zip(("prefill of 1,024", "decode at depth 1,024"), mine, other, strict=True):
         tell(name, model=model, tokens_s=a, transformers_tokens_s=b, ratio=a / b)
 
