@@ -94,6 +94,8 @@ def test_a_stop_string_that_begins_again_is_found(tokenizer: Tokenizer) -> None:
 def test_the_first_of_several_stop_strings_counts(tokenizer: Tokenizer) -> None:
     pieces = played(tokenizer, tokenizer.encode("one two three"), ("three", "two", ""))
     assert text_of(pieces) == "one "
+    assert len(tokenizer.encode("th")) == 1  # both are found in one token
+    assert text_of(played(tokenizer, tokenizer.encode("xth"), ("h", "th"))) == "x"
 
 
 def test_the_length_counts_tokens_and_says_what_was_held(tokenizer: Tokenizer) -> None:

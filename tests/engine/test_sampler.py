@@ -76,6 +76,10 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float) -> None:
     check(drawn(SamplerParams(temperature=1, top_p=top_p, seed=3)), kept)
 
 
+def test_top_p_that_is_met_exactly_takes_no_more() -> None:
+    assert set(drawn(SamplerParams(temperature=1, top_p=0.5), torch.zeros(2))) == {0}
+
+
 @pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
 def test_min_p_keeps_what_is_that_likely_beside_the_best(min_p: float) -> None:
     probabilities = softmax()
@@ -113,9 +117,9 @@ def test_a_bias_on_an_id_that_is_none_does_nothing() -> None:
     assert drawn(plain) == drawn(biased)
 
 
-def penalised(params: SamplerParams, history: Sequence[int]) -> list[float]:
+def penalised(logits: torch.Tensor, params: SamplerParams, history: Sequence[int]) -> list[float]:
     """The penalties as they are defined, one token at a time."""
-    scores = [float(x) for x in LOGITS]
+    scores = [float(x) for x in logits]
     recent = list(history)[len(history) - min(len(history), params.penalty_last_n) :]
     for token in set(recent):
         count = recent.count(token)
@@ -138,7 +142,8 @@ def test_penalties_are_their_definition(seed: int) -> None:
     )
     for _ in range(50):
         history = random.integers(0, 8, random.integers(0, 20)).tolist()
-        assert sample(LOGITS, params, history, 0) == int(np.argmax(penalised(params, history)))
+        for logits in (LOGITS, LOGITS - 2.8, LOGITS - 4):  # of both signs, and all below zero
+            assert sample(logits, params, history, 0) == int(np.argmax(penalised(logits, params, history)))
 
 
 def test_penalties_see_the_last_n_alone() -> None:
