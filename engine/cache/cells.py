@@ -53,8 +53,8 @@ def anyone(owners: Bools) -> Bools:
 
 
 def largest_gap(free: Bools, count: int) -> int | None:
-    """Where `count` cells would best begin in the largest run of free ones: in its middle if they fit
-    behind it, and at the start of an empty table. None if no cell is free."""
+    """Where `count` cells would best begin in the largest run of free ones: with as much room before them,
+    for the neighbour there, as behind; at the start of an empty table. None if no cell is free."""
     edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     if not starts.size:
@@ -63,7 +63,7 @@ def largest_gap(free: Bools, count: int) -> int | None:
     start, length = int(starts[largest]), int(lengths[largest])
     if start == 0:
         return 0
-    return start + max(0, min(length // 2, length - count))
+    return start + max(0, length - count) // 2
 
 
 class CellTable:

@@ -53,10 +53,10 @@ def test_a_new_sequence_leaves_room_behind_its_neighbours() -> None:
         assert (np.diff(cells) == 1).all()
 
 
-def test_a_sequence_that_would_not_fit_behind_the_middle_starts_before_it() -> None:
+def test_a_large_newcomer_has_as_much_room_behind_it_as_it_leaves_before_it() -> None:
     table = CellTable(30, 3)
     append(table, A, 4)
-    assert append(table, B, 20).tolist() == list(range(10, 30))
+    assert append(table, B, 20).tolist() == list(range(7, 27))
 
 
 def test_a_sequence_that_meets_another_goes_on_where_both_have_room() -> None:
