@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from engine.errors import EditRefused, NoChatTemplate, StateError, TenutoError
+from engine.errors import EditRefused, NoChatTemplate, StateError, StoreError, TenutoError
 from engine.reply import Piece
 from engine.runner import Engine
 from engine.state import Pending, Provenance, SamplerParams, SeqId
 from serialization.manifest import Message
 from serialization.snapshot import read_state
 from sessions.manager import SessionManager
-from sessions.prefix import Hit
+from sessions.prefix import Hit, common_prefix
 from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
-from sessions.transcript import align, align_tail
+from sessions.transcript import align, align_tail, whole_characters
 from sessions.turns import first_of
 
 #: A session is titled by so many characters of what was said first.
@@ -77,7 +77,7 @@ class Conversation:
             session.close()
             raise
         if system is not None:
-            chat._messages.append(Message("system", system, 0, 0))
+            chat._messages.append(Message("system", whole_characters(system), 0, 0))
         return chat
 
     @classmethod
@@ -111,7 +111,7 @@ class Conversation:
         Closing the iterator early keeps what was said. Raises ContextFull, NoSlot, and then the
         message was not taken.
         """
-        ask = ask or Reply()
+        ask, text = ask or Reply(), whole_characters(text)
         self.reused = None
         before = len(self._messages)
         self._messages.append(Message("user", text, self._told, self._told))
@@ -145,9 +145,20 @@ class Conversation:
         return self.edit(self._messages[last].text, ask)
 
     def edit(self, text: str, ask: Reply | None = None) -> Iterator[Piece]:
-        """Put `text` in place of the user's last message, and stream the reply to it."""
-        self._take_back(first_of(self._messages, 1))
-        yield from self.say(text, ask)
+        """Put `text` in place of the user's last message, and stream the reply to it.
+
+        What cannot be taken (see `say`) leaves the message as it was.
+        """
+        last = first_of(self._messages, 1)
+        ids, messages = self.ids, self.messages
+        back = self._take_back(last)
+        try:
+            yield from self.say(text, ask)
+        finally:
+            if len(self._messages) == last:  # it was not taken
+                self._put_back(ids, messages)
+            elif self.reused is None and back.recomputed:
+                self.reused = back
 
     def rewind(self, turns: int = 1) -> RestoreResult:
         """Take back the last turns, and save. Says what had to be read again for it."""
@@ -247,7 +258,7 @@ class Conversation:
     def _begin(self, ids: Sequence[int], ask: Reply) -> bool:
         """The first prompt of a session: share the longest past that memory or the store knows."""
         started = time.perf_counter()
-        hit = self._manager.known_prefix(ids[:-1])
+        hit = self._known_prefix(ids)
         restored = 0
         if hit is not None and hit.length > self._engine.known_prefix(ids):
             restored = self._share(hit)
@@ -258,20 +269,32 @@ class Conversation:
         self.reused = RestoreResult(reason, shared, result.computed, time.perf_counter() - started)
         return self._told == len(ids)
 
+    def _known_prefix(self, ids: Sequence[int]) -> Hit | None:
+        try:
+            hit = self._manager.known_prefix(ids[:-1])
+        except StoreError:  # the turn can be said without it, and its save will tell
+            return None
+        return hit if hit is not None and hit.length <= self._engine.n_ctx else None
+
     def _share(self, hit: Hit) -> int:
         """Put the stored rows of another session's equal past under this one. Returns how many."""
         sampler = self._engine.sampler(self._seq)
         try:
             state = read_state(self._manager.store, hit.manifest, hit.length)
-        except StateError:  # it was only a hint; the ids are here to be read
+        except (StateError, StoreError):  # it was only a hint; the ids are here to be read
             return 0
         self._engine.close(self._seq)
-        self._seq = self._engine.restore(replace(state, sampler=sampler))
+        try:
+            self._seq = self._engine.restore(replace(state, sampler=sampler))
+        except BaseException:
+            self._seq = self._engine.create(sampler)
+            raise
         return hit.length
 
     def _cut_back(self, kept: int, diverged: int | None) -> None:
         started = time.perf_counter()
         recomputed = self._go_to(kept)
+        self._clip()
         if diverged is not None:
             self.reused = RestoreResult(
                 Reason.TEMPLATE_DIVERGED,
@@ -307,22 +330,64 @@ class Conversation:
                 recomputed = self._from_store(fed, sampler)
             self._engine.set_pending(self._seq, ids[-1])
         else:
-            self._engine.close(self._seq)
-            self._seq = self._engine.create(sampler)
-            self._session.cut(0)
+            self._start_over(sampler)
         self._told = length
         return recomputed
 
     def _from_store(self, fed: Sequence[int], sampler: SamplerParams) -> int:
-        """The sequence at `fed`, from the stored session's rows as far as they go."""
+        """The sequence at `fed`, from the stored session's rows as far as they go. After an error it is
+        shorter, and what is missing of the text is read at the next turn."""
         self._engine.close(self._seq)
-        self._seq, restored = self._manager.seed(self._session, fed, sampler)
-        if restored < len(fed):
-            self._engine.feed(self._seq, fed[restored:])
+        try:
+            self._seq, restored = self._manager.seed(self._session, fed, sampler)
+        except BaseException:
+            self._seq, self._told = self._engine.create(sampler), 0
+            self._clip()
+            raise
+        try:
+            if restored < len(fed):
+                self._engine.feed(self._seq, fed[restored:])
+        except BaseException:
+            self._told = len(self.ids)
+            self._clip()
+            raise
         return len(fed) - restored
+
+    def _start_over(self, sampler: SamplerParams) -> None:
+        """An empty sequence in place of this one."""
+        self._engine.close(self._seq)
+        self._seq = self._engine.create(sampler)
+        self._session.cut(0)
+
+    def _clip(self) -> None:
+        """No message reaches beyond the ids at hand. Where the text behind them is read again its place is
+        not known to the token, so messages there begin and end where the ids were cut: a rewind to
+        one of them goes back that far, and reads on from there."""
+        self._messages = [
+            replace(message, start=min(message.start, self._told), stop=min(message.stop, self._told))
+            for message in self._messages
+        ]
+
+    def _put_back(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """Undo a `_take_back`: the same ids again, and the messages that came with them."""
+        kept = common_prefix(self.ids, ids)
+        self._messages = list(messages)
+        if kept < len(self.ids):
+            self._go_to(kept)
+        rest = [*self.ids[self._engine.length(self._seq) :], *ids[kept:]]
+        try:
+            if rest:
+                self._engine.feed(self._seq, rest[:-1])
+                self._engine.set_pending(self._seq, rest[-1])
+        finally:
+            self._told = len(self.ids)
+            self._clip()
 
     def _autosave(self) -> None:
         try:
             self.save()
         except TenutoError as error:
             self.save_error = error
+        except BaseException:
+            self.save_error = StoreError("the save was interrupted")
+            raise

@@ -2,7 +2,7 @@
 
 A chunk border is keyed by a chain of (fingerprint, tenant, all tokens before it), so that equal keys
 mean equal pasts under equal models. The index only says where to look: a hit is believed after the
-token ids of the manifest compared equal, and only rows that were computed are shared.
+token ids of the manifest compared equal, and only rows that this build computed are shared.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class PrefixIndex:
             manifest = Catalog(self._store).session(session).manifest
         except (SessionNotFound, StateError):
             return None  # only a hint; `check` is where damage is told
-        if manifest.fingerprint.meaning != fingerprint.meaning:
-            return None
+        if manifest.fingerprint != fingerprint:
+            return None  # also where only the making differs: a piece of a state has no canary
         length = min(common_prefix(manifest.tokens, tokens), computed_prefix(manifest))
         length = last_resumable(manifest, length)
         return Hit(session, manifest, length) if length >= CHUNK_TOKENS else None

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from engine.errors import BlobMissing, Corrupt, EditRefused, FingerprintMismatch, StateError, TenutoError
+from engine.errors import (
+    BlobMissing,
+    Corrupt,
+    EditRefused,
+    FingerprintMismatch,
+    StateError,
+    StoreError,
+    TenutoError,
+)
 from engine.runner import Engine
 from engine.state import Pending, SamplerParams, SeqId, SequenceState
 from serialization.blobs import Store
@@ -86,15 +94,16 @@ def restore(
 def seed(
     engine: Engine, store: Store, manifest: Manifest | None, tokens: Sequence[int], sampler: SamplerParams
 ) -> tuple[SeqId, int]:
-    """A live sequence with the first n of `tokens` from stored rows, and n (0 where nothing can be had)."""
+    """A live sequence with the first n of `tokens` from stored rows, and n (0 where nothing can be had).
+    Rows of another build are not taken: only a whole state has a canary to believe them by."""
     length = 0
-    if manifest is not None and not list(manifest.fingerprint.differing(engine.fingerprint)):
+    if manifest is not None and manifest.fingerprint == engine.fingerprint:
         length = last_resumable(manifest, common_prefix(manifest.tokens, tokens))
     if length == 0 or manifest is None:
         return engine.create(sampler), 0
     try:
         state = read_state(store, manifest, length)
-    except StateError:  # the ids are at hand, so the caller reads them again, and says so
+    except (StateError, StoreError):  # the ids are at hand, so the caller reads them again, and says so
         return engine.create(sampler), 0
     return engine.restore(replace(state, sampler=sampler)), length
 

@@ -9,6 +9,7 @@ template: if it drops or rewrites earlier text, the place is found and told.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from engine.tokenizer import TextPiece, Tokenizer
 
 #: Control tokens take part in the comparison as this byte, which UTF-8 never uses, and their id.
 _CONTROL = b"\xff"
+
+#: Halves of characters, which a string of Python holds where bytes were no UTF-8; they cannot be stored.
+_HALVES = re.compile("[\ud800-\udfff]")
 
 #: How many of the last ids are looked for to find a place in a conversation: as many as are behind the
 #: hole that a shift left, which is not known here.
@@ -41,6 +45,11 @@ class Spelled:
 
     text: bytes
     whole: bool
+
+
+def whole_characters(text: str) -> str:
+    """`text` as it can be written down: half a character becomes U+FFFD."""
+    return _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def align(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> Alignment:
