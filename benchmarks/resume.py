@@ -44,7 +44,7 @@ def _resume_against_reading(model: str, manager: SessionManager, text: Sequence[
         reading.append(time.perf_counter() - started)
         assert shared == 0
         session = _saved(manager, seq) if run else None
-        engine.close(seq)
+        _forget(engine, seq)
     assert session is not None
 
     def resume() -> None:
@@ -52,7 +52,7 @@ def _resume_against_reading(model: str, manager: SessionManager, text: Sequence[
         seq, result = manager.resume(opened)
         engine.decode([seq])
         opened.close()
-        engine.close(seq)
+        _forget(engine, seq)
         assert result.recomputed == 0
 
     resumed = seconds(resume, 5)
@@ -140,7 +140,12 @@ def _with(manifest: Manifest, chunks: object) -> Manifest:
 def _load(engine: Engine, store: MemoryStore, manifest: Manifest) -> None:
     """Digests, decoding and the copy into the cache."""
     seq = engine.restore(read_state(store, manifest, workers=1))
-    engine.rewind(seq, 0)  # leaves nothing idle behind
+    _forget(engine, seq)
+
+
+def _forget(engine: Engine, seq: SeqId) -> None:
+    """Close it and leave no idle rows behind, as in a process that has just begun."""
+    engine.rewind(seq, 0)
     engine.close(seq)
 
 

@@ -53,7 +53,7 @@ def _transformers(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16)
-    return model.eval()
+    return model.eval()  # type: ignore[no-untyped-call]
 
 
 def _theirs(model: Any, tokens: Sequence[int]) -> tuple[float, float]:
