@@ -15,9 +15,8 @@ from cli.output import Output
 
 # torch takes a second to import: `--help` and shell completion do without it.
 if TYPE_CHECKING:
-    from engine.runner import Engine
-
     from cli.options import EngineOptions
+    from engine.runner import Engine
     from serialization.blobs import Store
     from sessions.manager import SessionManager
 

@@ -20,21 +20,22 @@ def read_all(
     Yields, for every ubatch, which positions they are and their logits [positions, vocab].
     """
     assert sum(chunks) == len(tokens)
-    seq = engine.create()
-    start = 0
+    seq, start = engine.create(), 0
     for count in chunks:
         plan = engine._memory.plan(_batch(seq, start, tokens[start : start + count]))
-        for index, ubatch in enumerate(plan.ubatches):
-            with torch.inference_mode():
-                logits = engine._model.forward(
-                    torch.from_numpy(ubatch.tokens),
-                    torch.from_numpy(ubatch.positions),
-                    plan.apply(index),
-                    torch.arange(len(ubatch)),
-                )
-            yield slice(start, start + len(ubatch)), logits
-            start += len(ubatch)
-        plan.commit()
+        try:
+            for index, ubatch in enumerate(plan.ubatches):
+                with torch.inference_mode():
+                    logits = engine._model.forward(
+                        torch.from_numpy(ubatch.tokens),
+                        torch.from_numpy(ubatch.positions),
+                        plan.apply(index),
+                        torch.arange(len(ubatch)),
+                    )
+                yield slice(start, start + len(ubatch)), logits
+                start += len(ubatch)
+        finally:  # also where the reader stops in the middle, so that the engine serves the next test
+            plan.commit()
     engine._slots.discard(seq)
 
 

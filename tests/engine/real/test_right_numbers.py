@@ -1,4 +1,9 @@
-"""Real models in float32 say what transformers says of the same file: at every position, and on and on."""
+"""Real models in float32 say what transformers says of the same file: at every position, and on and on.
+
+At one position of this text (1,183) Gemma's logits answer to rounding thirty times as much as elsewhere: those
+of the reference in float32 are 0.0008 away from its own in float64. A prompt read at once is compared with
+the float32 ones; other cuts, which round otherwise, with the float64 ones, within the same bound.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +30,13 @@ ATOL = 2e-3
 
 @dataclass(frozen=True)
 class Pair:
-    """Our engine, the reference, and the reference's last hidden states [LENGTH, width] of `ids`."""
+    """Our engine, the reference, and its last hidden states of `ids`, float32 [LENGTH, width]: as it
+    computes them in float32, and in float64."""
 
     engine: Engine
     reference: Any
     ids: list[int]
-    hidden: torch.Tensor
+    hidden: dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
@@ -48,21 +54,28 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     if engine.tokenizer.add_bos and engine.tokenizer.bos_id is not None:
         ids = [engine.tokenizer.bos_id, *ids[:-1]]
     assert len(ids) == LENGTH
+    hidden = {"float32": last_hidden(reference, ids), "float64": last_hidden(reference.double(), ids)}
+    return Pair(engine, reference.float(), ids, hidden)
+
+
+def last_hidden(reference: Any, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        hidden = reference.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-    return Pair(engine, reference, ids, hidden)
+        found: torch.Tensor = reference.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    return found.float()
 
 
 @pytest.mark.parametrize(
-    "chunks", [(LENGTH,), (1, 255, 3, 512, 64, 300, 65)], ids=["one plan", "irregular chunks"]
+    ("chunks", "rounding"),
+    [((LENGTH,), "float32"), ((1, 255, 3, 512, 64, 300, 65), "float64"), ((333, 333, 333, 201), "float64")],
+    ids=["one plan", "irregular", "equal"],
 )
 def test_logits_and_top_1_are_those_of_the_reference_at_every_position(
-    pair: Pair, chunks: tuple[int, ...]
+    pair: Pair, chunks: tuple[int, ...], rounding: str
 ) -> None:
     seen = 0
     for at, ours in read_all(pair.engine, pair.ids, chunks):
         with torch.inference_mode():
-            theirs = pair.reference.lm_head(pair.hidden[at])
+            theirs = pair.reference.lm_head(pair.hidden[rounding][at])
         assert (ours - theirs).abs().max() <= ATOL, f"positions {at.start} to {at.stop}"
         assert torch.equal(ours.argmax(-1), theirs.argmax(-1)), f"positions {at.start} to {at.stop}"
         seen += len(ours)
