@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from engine.errors import SessionAmbiguous, SessionExists, SessionNotFound
+from engine.errors import BlobMissing, SessionAmbiguous, SessionExists, SessionNotFound, StateError
 from serialization.blobs import BlobId, Store, parse_blob_id
 from serialization.manifest import Manifest
 from sessions import names
+from sessions.lease import read_lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Every session and pin of a store at one moment, by id and by name."""
+    """Every session and pin of a store at one moment, by id and by name; by ref, what of them could not
+    be read."""
 
     sessions: dict[str, Entry] = field(default_factory=dict)
     pins: dict[str, Entry] = field(default_factory=dict)
+    unreadable: dict[str, StateError] = field(default_factory=dict)
 
     def entries(self) -> list[Entry]:
         return [*self.sessions.values(), *self.pins.values()]
@@ -44,6 +47,12 @@ class Contents:
     def referenced(self) -> set[BlobId]:
         """Every blob that some ref needs, manifests included."""
         return {blob for entry in self.entries() for blob in entry.blobs()}
+
+    def whole(self) -> Contents:
+        """These contents. Raises StateError where one could not be read, so that some are unknown."""
+        for error in self.unreadable.values():
+            raise error
+        return self
 
 
 class Catalog:
@@ -82,15 +91,17 @@ class Catalog:
         return found[0][0].removeprefix(names.SESSIONS)
 
     def named(self, name: str) -> str | None:
-        """The session of that name. A name whose session is gone is free."""
+        """The stored session of that name. A name whose session is gone is free."""
         value = self._store.read(names.name_ref(name))
         if value is None or self._store.read(names.session_ref(value.decode())) is None:
             return None
         return value.decode()
 
     def check_free(self, name: str, but_for: str | None = None) -> None:
-        """Raises SessionExists if another session than `but_for` has the name; NameRefused."""
-        if self.named(names.check_name(name)) not in (None, but_for):
+        """Raises SessionExists if another session than `but_for` has the name, also one that is written
+        to and not stored yet; NameRefused."""
+        value = self._store.read(names.name_ref(names.check_name(name)))
+        if value is not None and value.decode() != but_for and is_there(self._store, value.decode()):
             raise SessionExists(f"a session named {name!r} exists already")
 
     def take_name(self, name: str, session: str) -> None:
@@ -105,13 +116,30 @@ class Catalog:
         self._store.swap(names.name_ref(name), session.encode(), None)
 
     def contents(self) -> Contents:
-        """Read every session and pin. Raises StateError for one that cannot be read (`check` lists all)."""
+        """Read every session and pin: one that is damaged does not hide the others."""
         contents = Contents()
-        for ref, value in self._store.list_refs(names.SESSIONS):
-            contents.sessions[ref.removeprefix(names.SESSIONS)] = self.read_entry(ref, value)
-        for ref, value in self._store.list_refs(names.PINS):
-            contents.pins[ref.removeprefix(names.PINS)] = self.read_entry(ref, value)
+        for prefix, found in ((names.SESSIONS, contents.sessions), (names.PINS, contents.pins)):
+            for ref, value in self._store.list_refs(prefix):
+                try:
+                    entry = self._latest(ref, value)
+                except StateError as error:
+                    contents.unreadable[ref] = error
+                    continue
+                if entry is not None:
+                    found[ref.removeprefix(prefix)] = entry
         return contents
+
+    def _latest(self, ref: str, value: bytes | None) -> Entry | None:
+        """What the ref names; where that is gone because the ref was moved by now, what it names by now."""
+        while value is not None:
+            try:
+                return self.read_entry(ref, value)
+            except BlobMissing:
+                now = self._store.read(ref)
+                if now == value:
+                    raise
+                value = now
+        return None
 
     def read_entry(self, ref: str, value: bytes) -> Entry:
         """The manifest that a ref's value names. Raises BlobMissing, Corrupt, UnknownVersion…"""
@@ -119,7 +147,16 @@ class Catalog:
         return Entry(ref, blob, Manifest.decode(self._store.get(blob)))
 
     def _entry(self, ref: str, absent: str) -> Entry:
-        value = self._store.read(ref)
-        if value is None:
+        entry = self._latest(ref, self._store.read(ref))
+        if entry is None:
             raise SessionNotFound(absent)
-        return self.read_entry(ref, value)
+        return entry
+
+
+def is_there(store: Store, session: str) -> bool:
+    """Whether the session is stored, or somebody is writing to it. The lease is asked first: a first save
+    stores the session before its lease ends."""
+    lease = read_lease(store, session)
+    return (lease is not None and lease.until > store.now()) or store.read(
+        names.session_ref(session)
+    ) is not None

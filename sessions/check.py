@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from engine.errors import BlobMissing, StateError
+from engine.errors import BlobMissing, LeaseHeld, NameRefused, SessionNotFound, StateError
 from serialization.blobs import BlobClass, BlobId, Store, blob_class, short
 from serialization.chunks import read_header
 from serialization.manifest import Manifest, ManifestKind
 from serialization.resume import last_resumable
 from sessions import names
 from sessions.catalog import Catalog, Entry
+from sessions.lease import acquire
 from sessions.prefix import PrefixIndex
 from sessions.reduce import without
 
@@ -67,9 +68,10 @@ def check_store(store: Store) -> CheckReport:
     return CheckReport(tuple(problems_), sessions, len(verdicts) + len(entries), nbytes, orphans)
 
 
-def repair_store(store: Store, prefixes: PrefixIndex) -> CheckReport:
+def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckReport:
     """Rebuild a damaged index from the manifests, and give up what is damaged: rows of a session from
-    its first bad chunk on (ids and text stay), refs whose manifest is gone. Says all that it did."""
+    its first bad chunk on (ids and text stay), refs whose manifest is gone. Says all that it did. A session
+    that somebody is writing to is left alone; `holder` is whose lease the others are mended under."""
     repaired: list[str] = []
     if store.check_index() or _unreadable(store):
         refs, lost = rebuild_refs(store)
@@ -81,7 +83,7 @@ def repair_store(store: Store, prefixes: PrefixIndex) -> CheckReport:
             if ref.startswith(names.SESSIONS):
                 prefixes.add(Catalog(store).read_entry(ref, value).manifest, 0)
     for entry in _entries(store, []):
-        repaired += _give_up_damaged(store, entry)
+        repaired += _mend(store, entry, holder)
     return replace(check_store(store), repaired=tuple(repaired))
 
 
@@ -98,7 +100,11 @@ def rebuild_refs(store: Store) -> tuple[dict[str, bytes], list[str]]:
         except StateError as error:
             lost.append(f"{short(info.blob)} left out: {error}")
             continue
-        ref = names.session_ref(manifest.session) if manifest.pin is None else names.pin_ref(manifest.pin)
+        try:
+            ref = _ref_of(manifest)
+        except NameRefused as error:
+            lost.append(f"{short(info.blob)} left out: {error}")
+            continue
         # A pin's generation is its session's, so pins of one name are ordered by time alone.
         rank = (manifest.generation if manifest.pin is None else 0, manifest.updated)
         if ref not in last or rank > last[ref][0]:
@@ -111,6 +117,15 @@ def rebuild_refs(store: Store) -> tuple[dict[str, bytes], list[str]]:
         if manifest.pin is None and manifest.name is not None:
             refs[names.name_ref(manifest.name)] = manifest.session.encode()
     return refs, lost
+
+
+def _ref_of(manifest: Manifest) -> str:
+    """Raises NameRefused: a manifest may come from anywhere."""
+    if manifest.name is not None:
+        names.check_name(manifest.name)
+    if manifest.pin is not None:
+        return names.pin_ref(names.check_name(manifest.pin))
+    return names.session_ref(manifest.session)
 
 
 def _entries(store: Store, problems: list[Problem]) -> Iterator[Entry]:
@@ -144,9 +159,29 @@ def _verify(store: Store, blob: BlobId) -> tuple[StateError | None, int]:
     return None, len(data)
 
 
+def _mend(store: Store, entry: Entry, holder: str) -> list[str]:
+    """Give up what is damaged of a pin, or of a session that nobody is writing to."""
+    if not _damaged(store, entry):
+        return []
+    if not entry.ref.startswith(names.SESSIONS):
+        return _give_up_damaged(store, entry)
+    session = entry.ref.removeprefix(names.SESSIONS)
+    try:
+        with acquire(store, session, holder):
+            return _give_up_damaged(store, Catalog(store).session(session))
+    except LeaseHeld as error:
+        return [f"{entry.ref} was left alone: {error}"]
+    except SessionNotFound:
+        return []  # deleted by now
+
+
+def _damaged(store: Store, entry: Entry) -> set[BlobId]:
+    return {ref.blob for ref in entry.manifest.blobs() if _verify(store, ref.blob)[0] is not None}
+
+
 def _give_up_damaged(store: Store, entry: Entry) -> list[str]:
     """Cut the entry's rows before its first damaged blob, delete what is damaged."""
-    bad = {ref.blob for ref in entry.manifest.blobs() if _verify(store, ref.blob)[0] is not None}
+    bad = _damaged(store, entry)
     if not bad:
         return []
     whole = without(entry.manifest, bad)

@@ -7,26 +7,27 @@ puts at that moment is thereby younger, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from engine.errors import LeaseHeld, SessionNotFound, StateError
+from engine.errors import LeaseHeld, SessionNotFound, StaleSession, StateError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_class
 from serialization.manifest import Manifest
 from sessions import names
-from sessions.catalog import Catalog, Contents
-from sessions.lease import LEASES
+from sessions.catalog import Catalog, Contents, is_there
 from sessions.policy import Policy
 from sessions.reduce import has_rows
 
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """What `collect` would do: sessions to delete, sessions to strip of their rows, blobs to delete."""
+    """What `collect` would do: sessions to delete, sessions to strip of their rows, blobs to delete.
+    `turns` is where those sessions stood: one that was saved since is no longer old."""
 
     expired: tuple[str, ...]
     released: tuple[str, ...]
     blobs: tuple[BlobInfo, ...]
+    turns: Mapping[str, BlobId] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +48,7 @@ class GcResult:
 
 def plan_gc(store: Store, policy: Policy) -> GcPlan:
     """Raises StateError if a manifest cannot be read: nothing is deleted on a guess."""
-    contents = Catalog(store).contents()
+    contents = Catalog(store).contents().whole()
     now = store.now()
     pinned = {entry.manifest.session for entry in contents.pins.values()}
     age = {name: now - entry.manifest.updated for name, entry in contents.sessions.items()}
@@ -61,21 +62,23 @@ def plan_gc(store: Store, policy: Policy) -> GcPlan:
     referenced = contents.referenced()
     blobs = tuple(i for i in infos if i.blob not in referenced and i.age >= policy.grace)
     released = [name for name in released if name not in expired]
-    return GcPlan(tuple(expired), tuple(released), blobs)
+    turns = {name: contents.sessions[name].blob for name in (*expired, *released)}
+    return GcPlan(tuple(expired), tuple(released), blobs, turns)
 
 
 def collect(
     store: Store,
     policy: Policy,
     plan: GcPlan,
-    delete: Callable[[str], object],
-    release: Callable[[str], object],
+    delete: Callable[[str, BlobId], object],
+    release: Callable[[str, BlobId], object],
 ) -> GcResult:
-    """Carry `plan` out. What changed since it was made is left alone."""
+    """Carry `plan` out; `delete` and `release` raise StaleSession for a session that is not at the given
+    turn. What changed since it was made is left alone."""
     skipped: list[str] = []
-    expired = _each(plan.expired, delete, skipped)
-    released = _each(plan.released, release, skipped)
-    referenced = Catalog(store).contents().referenced()
+    expired = _each(plan.expired, plan.turns, delete, skipped)
+    released = _each(plan.released, plan.turns, release, skipped)
+    referenced = Catalog(store).contents().whole().referenced()
     num_blobs = nbytes = 0
     for info in _tombstones_last(store, plan.blobs):
         if info.blob not in referenced and store.delete_blob(info.blob, policy.grace):
@@ -119,16 +122,21 @@ def _over_budget(
     return released
 
 
-def _each(sessions: tuple[str, ...], verb: Callable[[str], object], skipped: list[str]) -> tuple[str, ...]:
+def _each(
+    sessions: tuple[str, ...],
+    turns: Mapping[str, BlobId],
+    verb: Callable[[str, BlobId], object],
+    skipped: list[str],
+) -> tuple[str, ...]:
     done = []
     for session in sessions:
         try:
-            verb(session)
+            verb(session, turns[session])
             done.append(session)
         except LeaseHeld:
             skipped.append(session)
-        except SessionNotFound:
-            continue  # deleted by someone else since the plan was made
+        except (SessionNotFound, StaleSession):
+            continue  # deleted by someone else since the plan was made, or saved, and so not old
     return tuple(done)
 
 
@@ -148,9 +156,10 @@ def _tombstones_last(store: Store, blobs: tuple[BlobInfo, ...]) -> list[BlobInfo
 
 
 def _drop_stale_hints(store: Store) -> None:
-    """Forget prefix hints and names of sessions that are gone; a leased one may be in its first save."""
+    """Forget prefix hints and names of sessions that are gone; one may have come since they were listed,
+    and a leased one may be in its first save."""
     live = {ref.removeprefix(names.SESSIONS).encode() for ref, _ in store.list_refs(names.SESSIONS)}
     for prefix in (names.PREFIXES, names.NAMES):
         for ref, value in list(store.list_refs(prefix)):
-            if value not in live and store.read(LEASES + value.decode()) is None:
+            if value not in live and not is_there(store, value.decode()):
                 store.swap(ref, value, None)

@@ -123,21 +123,27 @@ class Lease:
     def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool:
         """`Store.swap` under this lease, with no renewal in between. Raises LeaseLost if it is not ours."""
         with self._lock:
-            if not self._over and self._store.swap(
-                name, old, new, (LEASES + self.session, self._record.pack())
-            ):
-                return True
-            self._verify()
-            return False
+            while not self._over:
+                held = self._record
+                if self._store.swap(name, old, new, (LEASES + self.session, held.pack())):
+                    return True
+                self._verify()
+                if self._record == held:
+                    return False
+            raise LeaseLost(f"our lease on session {self.session} was given back")
 
     def renew(self, seconds: float | None = None) -> None:
         """Moves the end to `seconds` from now, also after it passed if nobody took over. Raises LeaseLost."""
         with self._lock:
             until = self._store.now() + (self.seconds if seconds is None else seconds)
             record = LeaseRecord(self.fence, self.holder, until)
-            if self._over or not self._store.swap(LEASES + self.session, self._record.pack(), record.pack()):
+            while self._over or not self._store.swap(
+                LEASES + self.session, self._record.pack(), record.pack()
+            ):
+                held = self._record
                 self._verify()
-                raise LeaseLost(f"our lease on session {self.session} changed under us")
+                if self._record == held:
+                    raise LeaseLost(f"our lease on session {self.session} changed under us")
             self._record = record
 
     def verify(self) -> None:
@@ -164,7 +170,9 @@ class Lease:
         if self._over:
             raise LeaseLost(f"our lease on session {self.session} was given back")
         now = read_lease(self._store, self.session)
-        if now != self._record:
+        if now is not None and (now.fence, now.holder) == (self.fence, self.holder):
+            self._record = now  # a renewal of ours that took place, though its answer was lost
+        else:
             taker = "nobody" if now is None else now.holder
             raise LeaseLost(
                 f"our lease on session {self.session} is over: {taker} has it",

@@ -9,27 +9,38 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import BinaryIO
 
-from engine.errors import ConfigError, EditRefused, SessionNotFound, StaleSession, StoreUnavailable
+from engine.errors import (
+    ConfigError,
+    EditRefused,
+    LeaseHeld,
+    LeaseLost,
+    SessionNotFound,
+    StaleSession,
+    StateError,
+    StoreUnavailable,
+)
 from engine.runner import Engine
 from engine.state import Provenance, SamplerParams, SeqId
 from serialization.archive import read_archive
-from serialization.blobs import BlobClass, Store
+from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, ManifestKind, Message, Origin, manifest_id
 from serialization.resume import cut
+from serialization.snapshot import verify_kept
 from sessions import names
 from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
 from sessions.gc import GcPlan, GcResult, collect, plan_gc
-from sessions.lease import KeepAlive
+from sessions.lease import KeepAlive, Lease, acquire
 from sessions.listing import Usage, list_sessions, usage
 from sessions.pins import Pins
 from sessions.policy import Policy
 from sessions.prefix import Hit, PrefixIndex
-from sessions.reduce import bare, before, tombstone
+from sessions.reduce import bare, before, imported, tombstone
 from sessions.restore import Fallback, RestoreResult, restore, seed
 from sessions.saving import export, export_turn, write_turn
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
@@ -72,11 +83,19 @@ class SessionManager:
     # --- open ---------------------------------------------------------------------------------
 
     def create(self, name: str | None = None, title: str = "") -> Session:
-        """A new session, leased. Nothing is stored before its first save. Raises SessionExists."""
+        """A new session, leased. Nothing but its name is stored before its first save, and that is free again
+        when the lease ends. Raises SessionExists."""
         if name is not None:
             self._catalog.check_free(name)
         session = names.new_session_id()
-        return Session(session, name, title, self._lease(session))
+        lease = self._lease(session)
+        try:
+            if name is not None:
+                self._catalog.take_name(name, session)
+        except BaseException:
+            lease.close()
+            raise
+        return Session(session, name, title, lease)
 
     def open(self, ref: str) -> Session:
         """The session of this id, unique start of an id, or name. Raises SessionNotFound, LeaseHeld."""
@@ -97,6 +116,7 @@ class SessionManager:
     ) -> SaveResult:
         """Commit the sequence as the session's next generation; only what is new is written.
 
+        A lease that ended is taken again, if nobody has it now and the session is where we left it.
         Raises StaleSession when the session is not at `expected` (by default, where the handle
         stands), LeaseLost, StoreFull, StoreUnavailable; what is stored is then the old turn.
         """
@@ -114,7 +134,11 @@ class SessionManager:
         else:
             raise StoreUnavailable("the store is so slow that gc might delete a turn while it is written")
         known = session.synced
-        nbytes += self._commit(session, manifest)
+        try:
+            nbytes += self._commit(session, manifest)
+        except LeaseLost as lost:
+            self._take_again(session, lost)
+            nbytes += self._commit(session, manifest)
         session.synced = len(manifest.tokens)
         self._prefixes.add(manifest, known)
         return SaveResult(manifest.generation, blobs + 1, nbytes, time.monotonic() - begun)
@@ -151,7 +175,7 @@ class SessionManager:
         """
         session = self.open(ref)
         try:
-            entry = _stored(session)
+            entry = session.stored()
             if any(span.provenance is Provenance.SHIFTED for span in entry.manifest.spans):
                 raise EditRefused(f"session {session.id}: a context shift dropped earlier turns")
             past = before(entry.manifest, first_of(entry.manifest.messages, turns))
@@ -164,7 +188,7 @@ class SessionManager:
         """Give the session another name, or none. Raises SessionExists."""
         session = self.open(ref)
         try:
-            entry = _stored(session)
+            entry = session.stored()
             if name is not None:
                 self._catalog.take_name(name, session.id)
             self._commit(session, self._next(session, replace(entry.manifest, name=name)))
@@ -176,9 +200,12 @@ class SessionManager:
 
     def delete(self, ref: str) -> None:
         """Forget the session; gc takes its bytes. A tombstone keeps a rebuilt index from reviving it."""
+        self._delete(ref, None)
+
+    def _delete(self, ref: str, at: BlobId | None) -> None:
         session = self.open(ref)
         try:
-            entry = _stored(session)
+            entry = session.stored(at)
             tomb = self._next(session, tombstone(entry.manifest))
             self.store.put(BlobClass.MANIFEST, tomb.encode())
             self._swap(session, None)
@@ -189,12 +216,15 @@ class SessionManager:
 
     def release_rows(self, ref: str) -> SessionInfo:
         """Give up the session's rows; ids and text stay, and the next resume reads them again."""
+        return self.info(self._release_rows(ref, None))
+
+    def _release_rows(self, ref: str, at: BlobId | None) -> str:
         session = self.open(ref)
         try:
-            self._commit(session, self._next(session, bare(_stored(session).manifest)))
+            self._commit(session, self._next(session, bare(session.stored(at).manifest)))
         finally:
             session.close()
-        return self.info(session.id)
+        return session.id
 
     # --- pins ---------------------------------------------------------------------------------
 
@@ -208,7 +238,7 @@ class SessionManager:
     def load(self, name: str) -> SessionInfo:
         """A new session that goes on from a pin."""
         entry = self._catalog.pin(name)
-        return self._begin(replace(entry.manifest, kind=ManifestKind.TURN, pin=None), None, entry)
+        return self._begin(entry.manifest, None, entry)
 
     def unpin(self, name: str) -> None:
         self._pins.remove(name)
@@ -219,9 +249,16 @@ class SessionManager:
         """Every session, the newest first."""
         return list_sessions(self.store, self.policy)
 
+    def unreadable(self) -> Mapping[str, StateError]:
+        """The refs of sessions and pins whose manifest is damaged or gone, which no list shows."""
+        return self._catalog.contents().unreadable
+
     def info(self, ref: str) -> SessionInfo:
-        session = self._catalog.find(ref)
-        return next(info for info in self.list() if info.id == session)
+        session = self._catalog.session(self._catalog.find(ref)).manifest.session
+        for info in self.list():
+            if info.id == session:
+                return info
+        raise SessionNotFound(f"there is no session {session} any more")
 
     def latest(self) -> SessionInfo | None:
         return next(iter(self.list()), None)
@@ -245,10 +282,17 @@ class SessionManager:
         return export_turn(out, self.engine, session, seq, messages, self.policy, self.tenant)
 
     def import_(self, source: BinaryIO, name: str | None = None) -> SessionInfo:
-        """A new session from an archive; it appears only after the whole archive was verified."""
+        """A new session from an archive; it appears only after the whole archive was verified.
+
+        Its rows are this session's alone: who computed them is not known, so no other may share them.
+        """
         if name is not None:
             self._catalog.check_free(name)
-        return self._begin(read_archive(source, self.store), name, None)
+        started = time.monotonic()
+        manifest = read_archive(source, self.store)
+        if time.monotonic() - started >= self.policy.grace / 2:
+            verify_kept(self.store, manifest)  # gc might have met the first of them
+        return self._begin(imported(manifest), name, None)
 
     def check(self) -> CheckReport:
         """Read everything and tell what is wrong; changes nothing."""
@@ -256,21 +300,34 @@ class SessionManager:
 
     def repair(self) -> CheckReport:
         """Rebuild a damaged index from the manifests; give up damaged rows, keep their text."""
-        return repair_store(self.store, self._prefixes)
+        return repair_store(self.store, self._prefixes, self._holder)
 
     def plan_gc(self) -> GcPlan:
         return plan_gc(self.store, self.policy)
 
     def collect(self, plan: GcPlan) -> GcResult:
-        return collect(self.store, self.policy, plan, self.delete, self.release_rows)
+        return collect(self.store, self.policy, plan, self._delete, self._release_rows)
 
     # --- parts of the verbs -------------------------------------------------------------------
 
     def _lease(self, session: str) -> KeepAlive:
         return KeepAlive(self.store, session, self._holder, self.policy.lease)
 
+    def _briefly(self, session: str) -> Lease:
+        return acquire(self.store, session, self._holder, self.policy.lease)
+
+    def _take_again(self, session: Session, lost: LeaseLost) -> None:
+        """Another lease for one that is over. Raises `lost` while somebody else writes. That nobody wrote
+        since is asked by the swap, which names the turn we stand at."""
+        session.close()
+        session.unsure = None
+        try:
+            session.lease = self._lease(session.id)
+        except LeaseHeld:
+            raise lost from None
+
     def _next(self, session: Session, manifest: Manifest) -> Manifest:
-        entry = _stored(session)
+        entry = session.stored()
         return replace(
             manifest, generation=entry.manifest.generation + 1, parent=entry.blob, updated=self.store.now()
         )
@@ -310,6 +367,8 @@ class SessionManager:
             past,
             session=session,
             tenant=self.tenant,
+            kind=ManifestKind.TURN,
+            pin=None,
             name=name,
             generation=1,
             parent=source.blob if source else None,
@@ -319,10 +378,13 @@ class SessionManager:
         )
         blob = self.store.put(BlobClass.MANIFEST, manifest.encode())
         guard = source.guard if source else None
-        if not self.store.swap(names.session_ref(session), None, blob.encode(), guard=guard):
-            raise StaleSession(f"session {past.session} moved on while it was read; try again")
-        if name is not None:
-            self._catalog.take_name(name, session)
+        # A name is only kept for a session that is stored, or that somebody is writing to.
+        writing = nullcontext() if name is None else self._briefly(session)
+        with writing:
+            if name is not None:
+                self._catalog.take_name(name, session)
+            if not self.store.swap(names.session_ref(session), None, blob.encode(), guard=guard):
+                raise StaleSession(f"session {past.session} moved on while it was read; try again")
         self._prefixes.add(manifest, 0)
         return self.info(session)
 
@@ -330,9 +392,3 @@ class SessionManager:
 def _origin(past: Manifest, source: Entry | None) -> Origin:
     blob = source.blob if source else manifest_id(past.encode())
     return Origin(past.session, blob, past.length)
-
-
-def _stored(session: Session) -> Entry:
-    if session.entry is None:
-        raise SessionNotFound(f"session {session.id} was never saved")
-    return session.entry

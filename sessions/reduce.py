@@ -1,11 +1,12 @@
-"""Manifests with less in them: cut back before a message, without rows, without damaged rows, none at all."""
+"""Manifests with less in them: cut back before a message, without rows, without damaged rows, none at all;
+or with less known of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from engine.state import Pending
+from engine.state import Pending, Provenance, Span
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, ManifestKind
 from serialization.refs import StoredLogits
@@ -42,6 +43,18 @@ def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
     empty = _cut(replace(manifest, messages=()), 0)
     return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="")
+
+
+def imported(manifest: Manifest) -> Manifest:
+    """With its computed rows as somebody else's. Neighbouring spans that are the same by that are one."""
+    spans: list[Span] = []
+    for span in manifest.spans:
+        if span.provenance is Provenance.COMPUTED:
+            span = replace(span, provenance=Provenance.IMPORTED)
+        if spans and spans[-1].provenance is span.provenance:
+            span = replace(span, start=spans.pop().start)
+        spans.append(span)
+    return replace(manifest, spans=tuple(spans))
 
 
 def has_rows(manifest: Manifest) -> bool:

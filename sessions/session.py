@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
+from engine.errors import SessionNotFound, StaleSession, StoreError
+from serialization.blobs import BlobId
 from serialization.manifest import Manifest, Origin
 from sessions.catalog import Entry
 from sessions.lease import KeepAlive
@@ -35,13 +38,23 @@ class Session:
     def generation(self) -> int:
         return self.entry.manifest.generation if self.entry else 0
 
+    def stored(self, at: BlobId | None = None) -> Entry:
+        """The turn that it stands at. Raises SessionNotFound before the first save, StaleSession unless that
+        turn is `at`, where one is given."""
+        if self.entry is None:
+            raise SessionNotFound(f"session {self.id} was never saved")
+        if at is not None and self.entry.blob != at:
+            raise StaleSession(f"session {self.id} moved on since it was looked at")
+        return self.entry
+
     def cut(self, length: int) -> None:
         """The rows beyond `length` tokens are no longer those that were stored."""
         self.synced = min(self.synced, length)
 
     def close(self) -> None:
-        """Give the lease back."""
-        self.lease.close()
+        """Give the lease back. Where the store cannot be reached for that, the lease ends by itself."""
+        with contextlib.suppress(StoreError):
+            self.lease.close()
 
 
 @dataclass(frozen=True, slots=True)
