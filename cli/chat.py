@@ -38,7 +38,11 @@ def chat(
     """
     if latest and session is not None:
         raise UsageError("say -c or --session, not both")
+    if app.out.as_json:
+        raise UsageError("a chat is not one JSON document; `tenuto resume SESSION -p TEXT --json` is")
     if latest:
+        for ref, damage in app.manager().unreadable().items():
+            app.out.warn(f"{ref} cannot be read ({damage}); `tenuto check` tells more")
         newest = app.manager().latest()
         if newest is None:
             raise SessionNotFound("there is no session yet to go on with; `tenuto chat` starts one")

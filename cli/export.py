@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from cli.app import App
 from cli.arguments import session_argument
-from cli.files import replacing
+from cli.files import named_file, replacing
 from cli.options import with_app
 from cli.output import size
 from engine.errors import UsageError
@@ -33,7 +32,7 @@ def export(app: App, session: str, path: str | None, force: bool) -> None:
         sys.stdout.buffer.flush()
         return
     info = manager.info(session)
-    target = Path(path or f"{info.name or info.id}.tenuto")
+    target = named_file(path or f"{info.name or info.id}.tenuto")
     with replacing(target, force) as out:
         archive = manager.export(session, out)
     if app.out.as_json:

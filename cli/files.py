@@ -12,12 +12,25 @@ from typing import BinaryIO
 from engine.errors import UsageError
 
 
+def named_file(text: str) -> Path:
+    """The path that a user wrote, `~` being a home folder. Raises UsageError for what cannot be a path."""
+    if "\0" in text:
+        raise UsageError("a path has no NUL character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~somebody, who is not there
+        raise UsageError(f"{text}: {error}") from error
+
+
 @contextmanager
 def replacing(target: Path, force: bool = False) -> Iterator[BinaryIO]:
     """A file beside `target` that takes its place at the end; on an error nothing is left behind.
 
-    Raises UsageError when `target` exists and `force` was not said, OSError as the system has it.
+    Raises UsageError when `target` exists and `force` was not said, or is no regular file (a device must not
+    be replaced by one); OSError as the system has it.
     """
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is no regular file")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already; --force overwrites it")
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.app import cache_folder, models_folder
 from cli.fetching import fetch_with_progress
+from cli.files import named_file
 from cli.known import KnownModels
 from cli.options import EngineOptions
 from cli.output import Output, size
@@ -58,7 +58,7 @@ def locate(model: str, out: Output) -> str:
     from engine.weights.catalog import CATALOG, find
     from engine.weights.fetch import fetched
 
-    path = Path(model).expanduser()
+    path = named_file(model)
     if model not in CATALOG:
         if not path.exists() and os.sep not in model and not path.suffix:
             find(model)  # raises ModelNotFound, with the names there are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,11 @@ from cli.arguments import as_data
 from cli.options import with_app
 from cli.output import moment, shorten, size
 from cli.retention import retention_options
+from engine.errors import ProblemsFound
+
+if TYPE_CHECKING:
+    from sessions.listing import Usage
+    from sessions.session import Pin, SessionInfo
 
 
 @click.command()
@@ -20,13 +26,25 @@ from cli.retention import retention_options
 def ls(app: App, retention: dict[str, object]) -> None:
     """List the sessions, the newest first, with the bytes that each has alone and shares with others."""
     manager = app.manager(policy=retention)
-    sessions, pins, usage = manager.list(), manager.pins(), manager.usage()
+    sessions, pins, usage, unreadable = manager.list(), manager.pins(), manager.usage(), manager.unreadable()
+    _print(app, sessions, pins, usage, list(unreadable))
+    if unreadable:
+        raise ProblemsFound(
+            f"{', '.join(unreadable)}: cannot be read ({next(iter(unreadable.values()))}); "
+            "`tenuto check` tells more"
+        )
+
+
+def _print(
+    app: App, sessions: list[SessionInfo], pins: list[Pin], usage: Usage, unreadable: list[str]
+) -> None:
     if app.out.as_json:
         app.out.data(
             {
                 "sessions": [as_data(info) for info in sessions],
                 "pins": [asdict(pin) for pin in pins],
                 "usage": {**asdict(usage), "total": usage.total},
+                "unreadable": unreadable,
             }
         )
         return

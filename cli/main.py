@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import signal
 import sys
 import traceback
@@ -88,9 +91,11 @@ def execute(arguments: Sequence[str]) -> int:
     try:
         code = tenuto.main(list(arguments), prog_name="tenuto", standalone_mode=False, obj=flags)
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _fail(error, _hinted(error), error.exit_code, flags)
     except click.Abort:
         return INTERRUPTED
     except TenutoError as error:
@@ -103,8 +108,16 @@ def execute(arguments: Sequence[str]) -> int:
         return _fail(error, text, TenutoError.exit_code, flags)
 
 
+def _hinted(error: click.ClickException) -> str:
+    """What was wrong, and which help tells what is right."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return f"{error.format_message()}{hint}"
+
+
 def _fail(error: Exception, text: str, code: int, flags: Flags) -> int:
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # that stdout is full or gone may be the very error
+        sys.stdout.flush()
     if flags.debug:
         traceback.print_exception(error)
     print(f"tenuto: {one_line(text)}", file=sys.stderr)
@@ -112,6 +125,33 @@ def _fail(error: Exception, text: str, code: int, flags: Flags) -> int:
 
 
 def main() -> None:
+    _settle_streams()
     code = execute(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; libraries would answer with a traceback
-    sys.exit(code)
+    sys.exit(_flushed(code))
+
+
+def _settle_streams() -> None:
+    """Streams that were closed become empty ones. Text that is not in their encoding is replaced: a reply
+    must not end for a character that this terminal cannot show."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open to the end)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _flushed(code: int) -> int:
+    """`code`, or that of an error which only the last words to stdout met (a full disk behind it)."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        broken = isinstance(error, BrokenPipeError)  # the reader has what it wanted
+        if not broken:
+            print(f"tenuto: stdout: {error.strerror}", file=sys.stderr)
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python tries once more, and complains
+        return code if broken or code else TenutoError.exit_code
+    return code

@@ -5,15 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.files import replacing
+from cli.files import named_file, replacing
 from cli.lines import Lines
 from cli.options import SamplingOptions
-from cli.output import Output, size
-from cli.reply import Interrupts, show
-from cli.restored import restored_line, tell_restored
+from cli.output import Output, one_line, size
+from cli.reply import Interrupts, show, tell_ending
+from cli.restored import tell_restored, tell_reused
 from engine.errors import TenutoError, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ HELP = """\
 /export FILE     write this session to a file
 /bye             leave (so do Ctrl-D, and Ctrl-C twice)
 Three quotes begin and end a message of several lines. Ctrl-C stops a reply."""
-
-_ENDINGS = {
-    "cancelled": "[stopped; what was said so far is kept]",
-    "length": "[stopped at --max-tokens]",
-}
 
 
 class Repl:
@@ -110,7 +104,11 @@ class Repl:
             else:
                 raise UsageError(f"there is no {word}; /help lists what there is")
         except TenutoError as error:
-            self._out.warn(f"tenuto: {error}")
+            self._out.warn(f"tenuto: {one_line(str(error))}")
+        except KeyboardInterrupt:  # a second Ctrl-C leaves at once, but not without what was said
+            if self.conversation.save_error is not None:
+                self.conversation.save()
+            raise
         except OSError as error:
             self._out.warn(f"tenuto: {error.filename or 'i/o'}: {error.strerror or error}")
         self._interrupts.leave_if_asked()
@@ -161,20 +159,8 @@ class Repl:
         with self._interrupts as interrupts:
             ask = Reply(self._sampling.max_tokens, self._sampling.stop, interrupts.asked)
             finish = show(start(ask), self._out).finish
-        if finish == "context":
-            self._out.warn(
-                f"[the context of {self._engine.n_ctx:,} tokens is full: /rewind or /clear makes room, "
-                "--overflow shift drops the oldest text]"
-            )
-        elif finish in _ENDINGS:
-            self._out.note(_ENDINGS[finish])
-        reused = self.conversation.reused
-        if reused is not None and reused.reason == "prefix":
-            self._out.note(
-                f"shared {reused.restored:,} tokens with an earlier session (read {reused.recomputed:,})"
-            )
-        elif reused is not None and reused.reason != "new":
-            self._out.warn(restored_line(reused))
+        tell_ending(self._out, finish, self._engine.n_ctx)
+        tell_reused(self._out, self.conversation.reused)
         self._tell_unsaved()
 
     def _tell_unsaved(self) -> None:
@@ -250,7 +236,7 @@ class Repl:
     def _export(self, path: str) -> None:
         if not path:
             raise UsageError("/export FILE writes this session to FILE")
-        target = Path(path).expanduser()
+        target = named_file(path)
         with replacing(target) as out:
             archive = self.conversation.export(out)
         self._out.note(f"wrote {size(archive.nbytes)} to {target}")

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _LEAVE = (signal.SIGTERM, signal.SIGHUP)
 
+_ENDINGS = {
+    "cancelled": "[stopped; what was said so far is kept]",
+    "length": "[stopped at --max-tokens]",
+}
+
 
 class Interrupts:
     """Signals during a reply. Ctrl-C asks it to stop; a closed terminal or SIGTERM asks it to stop and
@@ -103,6 +108,17 @@ def show(pieces: Iterator[Piece], out: Output) -> Shown:
     if not out.as_json:
         out.stream("\n")
     return Shown("".join(text), finish, count)
+
+
+def tell_ending(out: Output, finish: str | None, n_ctx: int) -> None:
+    """Why a reply ended, where it was not of itself."""
+    if finish == "context":
+        out.warn(
+            f"[the context of {n_ctx:,} tokens is full: a rewind or a new session makes room, "
+            "--overflow shift drops the oldest text]"
+        )
+    elif finish in _ENDINGS:
+        out.note(_ENDINGS[finish])
 
 
 def _as_generator(pieces: Iterator[Piece]) -> Generator[Piece]:

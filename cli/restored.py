@@ -29,5 +29,15 @@ def tell_restored(out: Output, result: RestoreResult) -> None:
         out.warn(restored_line(result))
 
 
+def tell_reused(out: Output, result: RestoreResult | None) -> None:
+    """What a turn reused, where that is worth a line: what it lacked is never silenced."""
+    if result is None or result.reason == "new":
+        return
+    if result.reason == "prefix":
+        out.note(f"shared {result.restored:,} tokens with an earlier session (read {result.recomputed:,})")
+    else:
+        out.warn(restored_line(result))
+
+
 def restored_data(result: RestoreResult) -> dict[str, Any]:
     return asdict(result)

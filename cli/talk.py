@@ -9,8 +9,8 @@ from cli.app import App
 from cli.lines import Lines
 from cli.options import EngineOptions, SamplingOptions
 from cli.repl import Repl
-from cli.reply import Interrupts, leaving_on_hangup, show
-from cli.restored import restored_data, tell_restored
+from cli.reply import Interrupts, leaving_on_hangup, show, tell_ending
+from cli.restored import restored_data, tell_restored, tell_reused
 
 if TYPE_CHECKING:
     from engine.runner import Engine
@@ -69,19 +69,27 @@ def answer_once(app: App, opened: Opened, sampling: SamplingOptions, prompt: str
     """Say `prompt`, print the reply. Raises what kept the turn from being saved."""
     try:
         with leaving_on_hangup():
-            _answer(app, opened.conversation, sampling, prompt)
+            _answer(app, opened, sampling, prompt)
+    except KeyboardInterrupt:  # see Repl: leave at once, but not without what was said
+        if opened.conversation.save_error is not None:
+            opened.conversation.save()
+        raise
     finally:
         opened.conversation.close()
 
 
-def _answer(app: App, chat: Conversation, sampling: SamplingOptions, prompt: str) -> None:
+def _answer(app: App, opened: Opened, sampling: SamplingOptions, prompt: str) -> None:
     from sessions.conversation import Reply
 
+    chat = opened.conversation
     if chat.restored is not None and not app.out.as_json:
         tell_restored(app.out, chat.restored)
     with Interrupts() as interrupts:
         ask = Reply(sampling.max_tokens, sampling.stop, interrupts.asked)
         reply = show(chat.say(prompt, ask), app.out)
+    if not app.out.as_json:
+        tell_ending(app.out, reply.finish, opened.engine.n_ctx)
+        tell_reused(app.out, chat.reused)
     if app.out.as_json:
         app.out.data(
             {
@@ -90,6 +98,7 @@ def _answer(app: App, chat: Conversation, sampling: SamplingOptions, prompt: str
                 "finish": reply.finish,
                 "length": len(chat.ids),
                 "restored": restored_data(chat.restored) if chat.restored else None,
+                "reused": restored_data(chat.reused) if chat.reused else None,
                 "saved": chat.save_error is None,
             }
         )

@@ -1,5 +1,4 @@
-"""Manifests with less in them: cut back before a message, without rows, without damaged rows, none at all;
-or with less known of them."""
+"""Manifests with less in them: cut before a message, without damaged rows, any rows or all; or less believed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from engine.errors import StoreUnavailable
+from engine.errors import StoreUnavailable, UsageError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo
 from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_refs, check_swap, tenant_key
 from sessions.stores.blobtree import BlobTree, age_of, create_tree, stat_entry, unlink_old
@@ -40,9 +40,10 @@ class DiskStore:
     """See `serialization.blobs.Store`. `usage` is the sum of the sizes of the tenant's files."""
 
     def __init__(self, root: str | Path, tenant: str = "default", config: StoreConfig | None = None) -> None:
-        """Opens the store, making it where there is none. Raises NameRefused, StoreFull, StoreUnavailable."""
+        """Opens the store, making it where there is none. Raises UsageError, NameRefused, StoreFull,
+        StoreUnavailable."""
         self._config = config or StoreConfig()
-        self._root = Path(root).expanduser().absolute()
+        self._root = _expanded(root)
         self._tenant = tenant
         self._key = tenant_key(tenant)
         self._folder = self._root / TENANTS / self._key
@@ -165,6 +166,13 @@ class DiskStore:
     def _opened_tenant(self) -> Iterator[int]:
         with disk_errors("looking through the store's folder"), opened_folder(self._folder) as fd:
             yield fd
+
+
+def _expanded(root: str | Path) -> Path:
+    try:
+        return Path(root).expanduser().absolute()
+    except RuntimeError as error:  # ~somebody, who is not there
+        raise UsageError(f"{root}: {error}") from error
 
 
 def _left_in(tenant: int) -> list[StrayInfo]:
