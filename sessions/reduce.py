@@ -1,4 +1,4 @@
-"""Manifests with less in them: cut before a message, without damaged rows, any rows or all; or less believed."""
+"""Manifests with less in them: cut before a message, without damaged rows, any rows or all; or less sure."""
 
 from __future__ import annotations
 
