@@ -48,7 +48,7 @@ SAMPLERS = st.builds(
     presence_penalty=REALS,
     frequency_penalty=REALS,
     penalty_last_n=st.integers(0, 512),
-    logit_bias=st.lists(st.tuples(IDS, st.floats(allow_nan=False)), max_size=3).map(tuple),
+    logit_bias=st.lists(st.tuples(IDS, st.floats(allow_nan=False, max_value=1e30)), max_size=3).map(tuple),
     seed=st.integers(0, 2**64 - 1),
 )
 HALVES = st.dictionaries(
