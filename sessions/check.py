@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from engine.errors import BlobMissing, LeaseHeld, NameRefused, SessionNotFound, StateError
@@ -70,10 +71,10 @@ def check_store(store: Store) -> CheckReport:
 
 def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckReport:
     """Rebuild a damaged index from the manifests, and give up what is damaged: rows of a session from
-    its first bad chunk on (ids and text stay), refs whose manifest is gone. Says all that it did. A session
+    its first bad chunk on (ids and text stay), turns whose manifest is gone. Says all that it did. A session
     that somebody is writing to is left alone; `holder` is whose lease the others are mended under."""
     repaired: list[str] = []
-    if store.check_index() or _unreadable(store):
+    if store.check_index():
         refs, lost = rebuild_refs(store)
         store.rebuild(refs)
         count = sum(name.startswith(names.SESSIONS) for name in refs)
@@ -82,6 +83,11 @@ def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckRepor
         for ref, value in refs.items():
             if ref.startswith(names.SESSIONS):
                 prefixes.add(Catalog(store).read_entry(ref, value).manifest, 0)
+    unreadable: list[Problem] = []
+    for _ in _entries(store, unreadable):
+        pass
+    if unreadable:
+        repaired += _go_back(store, [problem.where for problem in unreadable], holder)
     for entry in _entries(store, []):
         repaired += _mend(store, entry, holder)
     return replace(check_store(store), repaired=tuple(repaired))
@@ -143,11 +149,27 @@ def _entries(store: Store, problems: list[Problem]) -> Iterator[Entry]:
             yield entry
 
 
-def _unreadable(store: Store) -> bool:
-    problems: list[Problem] = []
-    for _ in _entries(store, problems):
-        pass
-    return bool(problems)
+def _go_back(store: Store, damaged: list[str], holder: str) -> list[str]:
+    """Point each of the `damaged` refs, whose manifest is no longer what it should be, to the last that is
+    there. Sound refs stay: a manifest that no ref ever named is not preferred to one. Says what is lost."""
+    refs, told = rebuild_refs(store)
+    for ref in damaged:
+        old, new = store.read(ref), refs.get(ref)
+        session = ref.removeprefix(names.SESSIONS)
+        try:
+            with acquire(store, session, holder) if ref.startswith(names.SESSIONS) else nullcontext():
+                done = store.swap(ref, old, new)
+        except LeaseHeld as error:
+            told.append(f"{ref} was left alone: {error}")
+            continue
+        if not done:
+            told.append(f"{ref} changed while it was repaired; check again")
+        elif new is None:
+            told.append(f"{ref} is lost: its manifest cannot be read, and there is no older one")
+        else:
+            turn = Catalog(store).read_entry(ref, new).manifest.generation
+            told.append(f"{ref} is back at turn {turn}, the last that can be read")
+    return told
 
 
 def _verify(store: Store, blob: BlobId) -> tuple[StateError | None, int]:

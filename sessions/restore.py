@@ -81,6 +81,7 @@ def restore(
         reason, detail = (Reason.EXPIRED, "") if expired else (reason, str(error))
         seq, restored = engine.create(manifest.sampler), 0
     if not _same_words(engine, manifest):  # its ids mean other text here: the text is rendered anew
+        detail += "; its text is tokenized and read anew with the next turn"
         return seq, RestoreResult(reason, 0, 0, time.perf_counter() - started, detail)
     try:
         _read_rest(engine, seq, manifest, restored)

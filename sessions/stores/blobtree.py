@@ -39,14 +39,14 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def create_tree(folder: int) -> None:
-    """Makes all shard folders under the open `folder`, 0700, and fsyncs what holds them."""
+    """Makes the shard folders that are missing under the open `folder`, 0700, and fsyncs what holds them."""
+    made = [make_folder(cls, folder) for cls in BlobClass]
     for cls in BlobClass:
-        make_folder(cls, folder)
         with opened_folder(cls, folder) as fd:
-            for shard in SHARDS:
-                make_folder(shard, fd)
-            os.fsync(fd)
-    os.fsync(folder)
+            if any([make_folder(shard, fd) for shard in SHARDS]):
+                os.fsync(fd)
+    if any(made):
+        os.fsync(folder)
 
 
 def _digest(blob: BlobId) -> str:

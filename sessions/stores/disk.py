@@ -66,6 +66,8 @@ class DiskStore:
                     with locked(tenant):
                         if stat_entry(tenant, BLOBS) is None:
                             self._create(root, tenants, tenant)
+                    with opened_folder(BLOBS, tenant) as blobs:
+                        create_tree(blobs)  # whoever copied the store may have left empty folders behind
                     return os.open(BLOBS, FOLDER_FLAGS, dir_fd=tenant)
         finally:
             os.close(root)

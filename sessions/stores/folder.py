@@ -76,10 +76,13 @@ def make_folders(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def make_folder(name: str, parent: int | None = None) -> None:
-    """A folder of mode 0700, unless one is there already."""
-    with contextlib.suppress(FileExistsError):
+def make_folder(name: str, parent: int | None = None) -> bool:
+    """A folder of mode 0700, unless one is there already. Returns whether it was made."""
+    try:
         os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
 
 
 def sync_folder(path: Path) -> None:

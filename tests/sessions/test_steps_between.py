@@ -285,3 +285,30 @@ def test_what_is_gone_when_it_is_looked_at_is_not_found(
         manager.info(session)
     with pytest.raises(NameRefused):
         manager.info("../x")
+
+
+def test_repair_says_which_session_is_lost_and_which_turn_another_is_back_at(
+    manager: SessionManager, damaged: tuple[str, str], tmp_path: Path
+) -> None:
+    bad, good = damaged
+    manager.rename(good, "newer")
+    manager.rename(good, "newest")
+    blob = manager.store.read(names.session_ref(good))
+    assert blob is not None
+    (path,) = (tmp_path / "store").rglob(blob.decode().rpartition("-")[2])
+    path.unlink()
+    told = manager.repair().repaired
+    assert any(line.startswith(f"session/{bad} is lost") for line in told)
+    assert f"session/{good} is back at turn 2, the last that can be read" in told
+    assert manager.info(good).name == "newer"
+    assert manager.check().clean
+
+
+def test_repair_of_one_session_never_moves_another_to_a_turn_that_was_not_committed(
+    manager: SessionManager, damaged: tuple[str, str]
+) -> None:
+    _, good = damaged
+    manifest = manager.manifest(good)
+    manager.store.put(BlobClass.MANIFEST, replace(manifest, generation=9, title="never was").encode())
+    assert manager.repair().clean
+    assert manager.manifest(good) == manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -170,3 +171,15 @@ def test_a_store_whose_making_was_cut_off_is_made_on_the_next_open(tmp_path: Pat
     assert store.swap("s", None, b"x")
     assert list(store.list_stray()) == []
     bench.close()
+
+
+def test_empty_folders_that_a_copy_left_behind_are_made_again(tmp_path: Path) -> None:
+    with contextlib.closing(DiskStore(tmp_path / "a")) as store:
+        kept = store.put(BlobClass.ROWS, b"rows")
+    for folder in sorted((tmp_path / "a").rglob("*"), reverse=True):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    with contextlib.closing(DiskStore(tmp_path / "a")) as store:
+        assert [info.blob for info in store.list_blobs()] == [kept]
+        for i in range(64):
+            store.put(BlobClass.MANIFEST, b"%d" % i)
