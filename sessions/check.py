@@ -30,7 +30,8 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """What `check` saw: problems, blobs and bytes read, and orphans (blobs no ref needs; gc's work).
-    `repaired` says what `repair` did, a line each."""
+    `repaired` says what `repair` did, a line each. `expired` blobs are gone where rows have a time to
+    live: no problem, since the ids are there to be read again."""
 
     problems: tuple[Problem, ...]
     num_sessions: int
@@ -38,6 +39,7 @@ class CheckReport:
     nbytes: int
     orphans: int
     repaired: tuple[str, ...] = ()
+    expired: int = 0
 
     @property
     def clean(self) -> bool:
@@ -53,6 +55,7 @@ def check_store(store: Store) -> CheckReport:
     problems_: list[Problem] = []
     entries = list(_entries(store, problems_))
     verdicts: dict[BlobId, StateError | None] = {}
+    expired: set[BlobId] = set()
     nbytes = 0
     for entry in entries:
         for blob in (ref.blob for ref in entry.manifest.blobs()):
@@ -60,13 +63,22 @@ def check_store(store: Store) -> CheckReport:
                 verdicts[blob], size = _verify(store, blob)
                 nbytes += size
             error = verdicts[blob]
-            if error is not None:
+            if isinstance(error, BlobMissing) and store.rows_expire:
+                expired.add(blob)
+            elif error is not None:
                 kind = "missing" if isinstance(error, BlobMissing) else "corrupt"
                 problems_.append(Problem(kind, entry.ref, str(error)))
     referenced = {blob for entry in entries for blob in entry.blobs()}
     orphans = sum(info.blob not in referenced for info in store.list_blobs())
     sessions = sum(entry.ref.startswith(names.SESSIONS) for entry in entries)
-    return CheckReport(tuple(problems_), sessions, len(verdicts) + len(entries), nbytes, orphans)
+    return CheckReport(
+        tuple(problems_),
+        sessions,
+        len(verdicts) - len(expired) + len(entries),
+        nbytes,
+        orphans,
+        expired=len(expired),
+    )
 
 
 def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckReport:

@@ -22,6 +22,10 @@ from serialization.blobs import Store
 
 LEASES = "lease/"
 
+#: Seconds. A lease that ends later than this was taken by a clock that went back since, and bars nobody.
+#: Its holder, if it lives, is told as after any takeover.
+_LONGEST = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
@@ -69,7 +73,7 @@ def acquire(store: Store, session: str, holder: str | None = None, seconds: floa
         value = store.read(LEASES + session)
         last = None if value is None else _unpack(session, value)
         now = store.now()
-        if last is not None and last.until > now:
+        if last is not None and now < last.until <= now + max(seconds, _LONGEST):
             raise _held(session, last, now)
         record = LeaseRecord(int(now * 1e6) if last is None else last.fence + 1, holder, now + seconds)
         if store.swap(LEASES + session, value, record.pack()):

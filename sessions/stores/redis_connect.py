@@ -101,7 +101,7 @@ def _hosts(hosts: str, port: int) -> list[tuple[str, int]]:
 
 def redis_error(error: RedisError | RedisClusterException) -> StoreError:
     """What an error of the client library means to the caller, in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError) or "NOAUTH" in text:
         return StoreUnavailable(f"the Redis server refuses us: {text}", permanent=True)
     if "command not allowed when used memory" in text or "command not allowed under OOM" in text:

@@ -312,3 +312,35 @@ def test_repair_of_one_session_never_moves_another_to_a_turn_that_was_not_commit
     manager.store.put(BlobClass.MANIFEST, replace(manifest, generation=9, title="never was").encode())
     assert manager.repair().clean
     assert manager.manifest(good) == manifest
+
+
+def test_rows_that_expired_are_no_problem_and_rows_that_are_lost_are(engine: Engine) -> None:
+    class Expiring(MemoryStore):
+        expire = True
+
+        @property
+        def rows_expire(self) -> bool:
+            return self.expire
+
+    store = Expiring()
+    manager = SessionManager(store, engine)
+    session = talked(manager)
+    for blob in [ref.blob for ref in manager.manifest(session).blobs()]:
+        store.delete_blob(blob, 0)
+    report = manager.check()
+    assert (report.clean, report.expired) == (True, 1)
+    store.expire = False
+    report = manager.check()
+    assert [problem.kind for problem in report.problems] == ["missing"]
+    assert report.expired == 0
+
+
+def test_a_lease_from_a_clock_that_went_back_bars_nobody(engine: Engine) -> None:
+    clock = [1e9]
+    store = MemoryStore(clock=lambda: clock[0])
+    first = acquire(store, "X", "me")
+    clock[0] -= 86400
+    second = acquire(store, "X", "you")
+    assert second.until < clock[0] + 60
+    with pytest.raises(LeaseLost):
+        first.renew()
