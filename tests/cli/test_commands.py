@@ -79,6 +79,13 @@ def test_fork_rewind_rename_and_rm(tenuto: Tenuto, session: str) -> None:
     assert tenuto("show", session).code == SessionNotFound.exit_code
 
 
+def test_rm_deletes_nothing_for_a_wrong_name_and_each_thing_once(tenuto: Tenuto, session: str) -> None:
+    tenuto("save", "first", "kept")
+    assert tenuto("rm", "first", "--pin", "nope").code == SessionNotFound.exit_code
+    assert tenuto("show", "first").code == 0
+    assert tenuto("rm", "first", session, "--pin", "kept", "--pin", "kept").code == 0
+
+
 def test_show_and_inspect_print_what_was_said_and_how_it_is_stored(tenuto: Tenuto, session: str) -> None:
     said = tenuto("show", "first").out
     assert "[user]\nhello\n" in said
