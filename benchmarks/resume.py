@@ -117,6 +117,7 @@ def _codecs(model: str, manager: SessionManager, text: Sequence[int]) -> None:
             stored = _with(manifest, written.chunks)
             read_s = seconds(lambda store=store, stored=stored: read_state(store, stored, workers=1))  # type: ignore[misc]
             load_s = seconds(lambda store=store, stored=stored: _load(engine, store, stored))  # type: ignore[misc]
+        loaded = sum(rows.nbytes for rows in read_state(store, stored, workers=1).rows)
         size = sum(blob.ref.nbytes for chunk in written.chunks for blob in chunk.blobs)
         tell(
             "codec",
@@ -126,8 +127,8 @@ def _codecs(model: str, manager: SessionManager, text: Sequence[int]) -> None:
             bytes_per_token=size / state.length,
             ratio=raw / size,
             encode_GB_s=raw / write_s / 1e9,
-            decode_GB_s=raw / read_s / 1e9,
-            load_GB_s=raw / load_s / 1e9,
+            decode_GB_s=loaded / read_s / 1e9,
+            load_GB_s=loaded / load_s / 1e9,
         )
 
 
