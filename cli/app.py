@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import platformdirs
-
+from cli.folders import default_store
 from cli.output import Output
 
 # torch takes a second to import: `--help` and shell completion do without it.
@@ -76,19 +73,3 @@ class App:
 
         manifest = self.manager().manifest(session) if session is not None else None
         return load(options, manifest, self.out)
-
-
-def default_store() -> Path:
-    """Where conversations live if nothing else is said."""
-    return platformdirs.user_data_path("tenuto") / "sessions"
-
-
-def cache_folder() -> Path:
-    """What can be fetched or computed again: models, tokenizers, and which model a digest means."""
-    return platformdirs.user_cache_path("tenuto")
-
-
-def models_folder() -> Path:
-    """Where fetched models are kept; TENUTO_MODELS names another place."""
-    chosen = os.environ.get("TENUTO_MODELS")
-    return Path(chosen).expanduser() if chosen else cache_folder() / "models"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cli.app import cache_folder, models_folder
 from cli.fetching import fetch_with_progress
 from cli.files import named_file
+from cli.folders import cache_folder, models_folder
 from cli.known import KnownModels
 from cli.options import EngineOptions
 from cli.output import Output, size

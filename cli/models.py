@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cli.app import models_folder
+from cli.folders import models_folder
 from cli.options import with_output
 from cli.output import Output, size
 

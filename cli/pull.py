@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cli.app import models_folder
 from cli.fetching import fetch_with_progress
+from cli.folders import models_folder
 from cli.options import with_output
 from cli.output import Output, size
 
