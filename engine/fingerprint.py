@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.cache.memory import Memory
@@ -11,6 +13,14 @@ from engine.state import Fingerprint
 
 #: Raised when this engine computes rows of the same meaning with other last bits.
 ENGINE_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's parts came from: its name for people, and the digest of its weights."""
+
+    name: str
+    weights_digest: str
 
 
 def fingerprint(

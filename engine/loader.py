@@ -7,9 +7,10 @@ from pathlib import Path
 from engine.builtin_templates import BUILTIN_TEMPLATES
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import ModelNotFound
+from engine.fingerprint import Source
 from engine.models.base import Placement, read_hparams
 from engine.models.table import build_model, check_architecture
-from engine.runner import Engine, Source
+from engine.runner import Engine
 from engine.template import ChatTemplate, named_template, template_for
 from engine.tokenizer import Tokenizer, open_tokenizer
 from engine.weights.source import open_weights

@@ -16,7 +16,7 @@ from engine.cache.memory import MemorySpec
 from engine.cache.table import build_memory
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError
-from engine.fingerprint import fingerprint
+from engine.fingerprint import Source, fingerprint
 from engine.models.base import Model
 from engine.passes import Work, compute
 from engine.reply import Piece, Reply
@@ -39,14 +39,6 @@ from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
 
 Cancel = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model's parts came from: its name for people, and the digest of its weights."""
-
-    name: str
-    weights_digest: str
 
 
 @dataclass(frozen=True, slots=True)
