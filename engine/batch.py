@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import ConfigError
 from engine.state import SeqId
 
 Ints = npt.NDArray[np.int64]
@@ -71,21 +73,41 @@ def split_simple(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
     return tuple(_ubatch(batch, rows) for rows in cuts)
 
 
-def split_equal(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
+def split_equal(batch: Batch, max_ubatch: int, n_keep_tail: int = 0) -> tuple[Ubatch, ...]:
     """Ubatches in which every sequence has equally many rows, sequence after sequence.
 
     Members that compute sequences side by side (recurrent ones) need this. Sequences go on together until
-    the first of them ends; more sequences than fit take turns.
+    the first of them ends; more sequences than fit take turns. The last `n_keep_tail` rows of a sequence
+    (all of them, if it has fewer) are in one ubatch: a cut that would divide them is made before them, or
+    the sequence waits. Raises ConfigError unless `n_keep_tail` rows fit into a ubatch.
     """
+    if n_keep_tail > max_ubatch:
+        raise ConfigError(f"keep_tail = {n_keep_tail}: an ubatch has {max_ubatch} tokens at most")
     rest = {seq: np.flatnonzero(batch.seqs == seq) for seq in _in_order(batch.seqs)}
     ubatches = []
     while rest:
-        together = list(rest)[:max_ubatch]
-        count = min(max_ubatch // len(together), *(len(rest[seq]) for seq in together))
+        together, count = _lockstep({seq: len(rows) for seq, rows in rest.items()}, max_ubatch, n_keep_tail)
         ubatches.append(_ubatch(batch, np.concatenate([rest[seq][:count] for seq in together])))
         rest = {seq: rows[count:] if seq in together else rows for seq, rows in rest.items()}
         rest = {seq: rows for seq, rows in rest.items() if len(rows)}
     return tuple(ubatches)
+
+
+def _lockstep(left: Mapping[int, int], max_ubatch: int, n_keep_tail: int) -> tuple[list[int], int]:
+    """Which sequences go on together, and by how many rows, given how many each has `left`.
+
+    As many sequences as fit, and as far as all of them can go; those whose tail a step of that length
+    would divide are left out. Where it would divide everyone's, the first goes on alone.
+    """
+    together = list(left)[:max_ubatch]
+    count = min(max_ubatch // len(together), *(left[seq] for seq in together))
+    whole = [seq for seq in together if left[seq] == count or left[seq] - count >= n_keep_tail]
+    if whole:
+        return whole, count
+    first = together[0]
+    if left[first] <= max_ubatch:
+        return [first], left[first]
+    return [first], min(max_ubatch, left[first] - n_keep_tail)
 
 
 def counts_of(batch: Batch) -> list[tuple[SeqId, int]]:

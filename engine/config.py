@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError, DeviceMissing
-from engine.models.base import Hparams
 from engine.state import DTYPES
 
 Overflow = Literal["stop", "shift"]
@@ -34,6 +33,9 @@ class EngineConfig:
     main_gpu: which of several. threads: None for torch's own number. overflow: whether a full context
     ends the reply or is shifted, keeping n_keep tokens and discarding n_discard (0: half of the rest).
     full_windows: keep window layers whole, so that they can be rewound and shifted.
+    checkpoint_every: models with recurrent state keep it at least every so many tokens of a prompt, and go
+    back to there; checkpoint_bytes: what all of that may take. keep_tail: tokens at the end of each sequence
+    of a batch that such models compute in one pass.
     """
 
     n_ctx: int | None = None
@@ -51,13 +53,17 @@ class EngineConfig:
     n_keep: int = 0
     n_discard: int = 0
     full_windows: bool = False
+    checkpoint_every: int = 1024
+    checkpoint_bytes: int = 2**28
+    keep_tail: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "num_seqs", "num_cells", "max_batch", "max_ubatch", "threads"):
+        counts = ("n_ctx", "num_seqs", "num_cells", "max_batch", "max_ubatch", "threads", "checkpoint_every")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}: it must be at least 1")
-        for name in ("n_keep", "n_discard"):
+        for name in ("n_keep", "n_discard", "checkpoint_bytes", "keep_tail"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
         _choice("type_k", self.type_k, CACHE_DTYPES)
@@ -106,6 +112,9 @@ class ResolvedConfig:
     n_keep: int
     n_discard: int
     full_windows: bool
+    checkpoint_every: int
+    checkpoint_bytes: int
+    keep_tail: int
 
 
 def probe_machine() -> Probe:
@@ -119,12 +128,12 @@ def probe_machine() -> Probe:
     )
 
 
-def resolve(config: EngineConfig, hparams: Hparams, probe: Probe) -> ResolvedConfig:
-    """The choices settled for one model on one machine.
+def resolve(config: EngineConfig, n_ctx_train: int, probe: Probe) -> ResolvedConfig:
+    """The choices settled for one machine and a model that was trained for `n_ctx_train` tokens.
 
     Raises ConfigError where they contradict each other, DeviceMissing for a device that is not there.
     """
-    n_ctx = hparams.n_ctx_train if config.n_ctx is None else config.n_ctx
+    n_ctx = n_ctx_train if config.n_ctx is None else config.n_ctx
     if config.n_keep >= n_ctx:
         raise ConfigError(f"n_keep = {config.n_keep}: it must be less than n_ctx = {n_ctx}")
     num_cells = n_ctx if config.num_cells is None else config.num_cells
@@ -144,6 +153,9 @@ def resolve(config: EngineConfig, hparams: Hparams, probe: Probe) -> ResolvedCon
         n_keep=config.n_keep,
         n_discard=config.n_discard,
         full_windows=config.full_windows,
+        checkpoint_every=config.checkpoint_every,
+        checkpoint_bytes=config.checkpoint_bytes,
+        keep_tail=config.keep_tail,
     )
 
 

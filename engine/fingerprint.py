@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.memory import Memory
+from engine.cache.memory import KEYS, VALUES, Memory
 from engine.config import ResolvedConfig
 from engine.models.base import Model
 from engine.state import Fingerprint
@@ -27,15 +27,15 @@ def fingerprint(
     model: Model, memory: Memory, config: ResolvedConfig, weights_digest: str, tokenizer_digest: str
 ) -> Fingerprint:
     """See `Fingerprint`: digests of content, never paths or times."""
-    rotated_k, rotated_v = memory.rotated
     return Fingerprint(
         meaning={
             "weights": weights_digest,
             "tokenizer": tokenizer_digest,
             "type_k": config.type_k,
             "type_v": config.type_v,
-            "rotated_k": rotated_k,
-            "rotated_v": rotated_v,
+            "rotated_k": KEYS in memory.rotated,
+            "rotated_v": VALUES in memory.rotated,
+            **{f"rotated.{name}": True for name in memory.rotated if name not in (KEYS, VALUES)},
             **model.meaning,
         },
         making={

@@ -8,8 +8,8 @@ from engine.builtin_templates import BUILTIN_TEMPLATES
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import ModelNotFound
 from engine.fingerprint import Source
-from engine.models.base import Placement, read_hparams
-from engine.models.table import build_model, check_architecture
+from engine.models.base import Placement
+from engine.models.table import build_model, context_length
 from engine.runner import Engine
 from engine.template import ChatTemplate, named_template, template_for
 from engine.tokenizer import Tokenizer, open_tokenizer
@@ -31,8 +31,7 @@ def load_engine(
     """
     config = config or EngineConfig()
     weights = open_weights(source)
-    check_architecture(weights.architecture)
-    resolved = resolve(config, read_hparams(weights), probe_machine())
+    resolved = resolve(config, context_length(weights), probe_machine())
     tokenizer = open_tokenizer(weights.tokenizer_data, cache_dir)
     template = _template(weights, tokenizer, chat_template)
     model = build_model(weights, Placement(resolved.dtype, resolved.device, resolved.n_ctx))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.admission import check_state
-from engine.cache.memory import MemorySpec
+from engine.cache.memory import Memory, MemorySpec
 from engine.cache.table import build_memory
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError
@@ -67,9 +67,9 @@ class Engine:
         self.tokenizer = tokenizer
         self.template = template
         self.model_name = source.name
-        self.config = resolve(config, model.hparams, probe_machine())
+        self.config = resolve(config, model.n_ctx_train, probe_machine())
         torch.set_num_threads(self.config.threads)
-        self._memory = build_memory(_memory_kind(model), self._memory_spec())
+        self._memory: Memory = build_memory(self._memory_spec())
         self._slots = Slots(self._memory, self.config.num_seqs)
         self.fingerprint: Fingerprint = fingerprint(
             model, self._memory, self.config, source.weights_digest, tokenizer.digest
@@ -78,7 +78,7 @@ class Engine:
     def _memory_spec(self) -> MemorySpec:
         config = self.config
         return MemorySpec(
-            layers=self._model.layers,
+            needs=self._model.needs,
             num_cells=config.num_cells,
             num_seqs=config.num_seqs + SPARE,
             max_batch=config.max_batch,
@@ -88,6 +88,8 @@ class Engine:
             dtype=config.dtype,
             device=config.device,
             full_windows=config.full_windows,
+            keep_tail=config.keep_tail,
+            checkpoint_bytes=config.checkpoint_bytes,
         )
 
     @property
@@ -328,7 +330,7 @@ class Engine:
 
         Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError.
         """
-        vocab = self._model.hparams.vocab_size
+        vocab = self._model.vocab_size
         check_state(state, self.fingerprint, self.layout, vocab, self.n_ctx)
         seq = self._slots.open(state.sampler)
         try:
@@ -364,7 +366,7 @@ class Engine:
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raises BatchRefused for an id that the model has no embedding of."""
-        vocab = self._model.hparams.vocab_size
+        vocab = self._model.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise BatchRefused(f"a token id is outside of the vocabulary of {vocab:,}")
 
@@ -390,7 +392,3 @@ class Engine:
         while self.length(seq) + count > self.n_ctx:
             if not self.shift(seq, self.config.n_keep, self.config.n_discard):
                 raise ContextFull(f"the context of {self.n_ctx:,} tokens cannot be shifted any further")
-
-
-def _memory_kind(model: Model) -> str:
-    return "iswa" if any(layer.window is not None for layer in model.layers) else "kv"

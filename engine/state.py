@@ -7,7 +7,7 @@ token rows, block rows, window rows and point state. Who knows the four kinds ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -251,3 +251,20 @@ class SequenceState:
     def rows_of(self, kind: PartKind) -> tuple[Rows, ...]:
         """The runs of one kind, in order; empty when there are none."""
         return tuple(rows for rows in self.rows if rows.kind is kind)
+
+
+def least_missed(positions: Sequence[int]) -> int:
+    """Which of some checkpoints, at rising `positions`, costs least to lose: its index.
+
+    Who goes back to a place behind a checkpoint that is gone reads again from the one before it. That is
+    the distance between the two, for as many places as there are up to the next. The last one, from which
+    conversations go on, goes last.
+    """
+    if len(positions) == 1:
+        return 0
+    before = (0, *positions[:-2])
+    costs = [
+        (at - last) * (following - at)
+        for last, at, following in zip(before, positions[:-1], positions[1:], strict=True)
+    ]
+    return costs.index(min(costs))

@@ -23,10 +23,12 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How scores are formed: `scale * q·k`, then `softcap * tanh(score / softcap)` if there is one."""
+    """How scores are formed: `scale * q·k`, then `softcap * tanh(score / softcap)` if there is one. `sinks`
+    are logits, float32 [heads], that take their share of the softmax and give nothing for it."""
 
     scale: float
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 def build_mask(
@@ -54,6 +56,24 @@ def grouped(mask: torch.Tensor | None, group: int) -> torch.Tensor | None:
     return mask if mask is None or group == 1 else mask.repeat(group, 1)
 
 
+def narrowed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    picked: torch.Tensor,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """`attend` over the picked keys of each query alone: bool [queries, keys] or [kv heads, queries, keys]."""
+    group = q.shape[1] // k.shape[1]
+    if picked.dim() == 2 and q.shape[0] == 1:
+        rows = picked[0].nonzero()[:, 0]
+        return attend(q, k[rows], v[rows], None, scoring)
+    narrow = torch.zeros(picked.shape, dtype=k.dtype, device=k.device)
+    narrow = narrow.masked_fill_(~picked, float("-inf")).repeat(*([1] * (picked.dim() - 2)), group, 1)
+    return attend(q, k, v, narrow if mask is None else narrow + mask, scoring)
+
+
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
@@ -76,7 +96,7 @@ def attend(
         # A lone row would go through the kernel's matrix-vector product, which is four times slower.
         rows = rows.expand(kv_heads, 2, size)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)
-    if scoring.softcap is None and size == v.shape[2]:
+    if scoring.softcap is None and scoring.sinks is None and size == v.shape[2]:
         out = scaled_dot_product_attention(
             rows[None], keys[None], values[None], attn_mask=mask, scale=scoring.scale
         )[0]
@@ -98,4 +118,11 @@ def _spelled_out(
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
         scores = scores + mask
-    return torch.bmm(scores.softmax(-1).to(values.dtype), values)
+    if scoring.sinks is None:
+        return torch.bmm(scores.softmax(-1).to(values.dtype), values)
+    # Rows are the heads of a group one after the other, each with the same number of queries.
+    kv_heads, num_rows = scores.shape[:2]
+    sinks = scoring.sinks.to(scores).view(kv_heads, -1, 1)
+    sinks = sinks.repeat_interleave(num_rows // sinks.shape[1], 1)
+    weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    return torch.bmm(weights.to(values.dtype), values)

@@ -1,21 +1,27 @@
 """The interface of a memory: what a sequence has left behind, in one of the members of the family.
 
-A memory is asked to *plan* a batch; the plan is one transaction over all its sub-caches. Each ubatch of
-the plan is applied, computed, and in the end the plan is committed or rolled back; after a rollback the
-memory is as if the plan had never been.
+A model declares the parts that it needs (`MemoryNeeds`), each of one of the four kinds; the kind that it
+names says which parts belong together (`table.py`). A memory is asked to *plan* a batch; the plan is one
+transaction over all its parts. Each ubatch of the plan is applied, computed, and in the end the plan is
+committed or rolled back; after a rollback the memory is as if the plan had never been.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-from engine.batch import Batch, Ints, Ubatch
+from engine.batch import Batch, Ints, Segment, Ubatch
 from engine.rope import Rotary
 from engine.state import Layout, Point, Rows, SeqId
+
+#: In place of the id of a token that has none: media, and what comes before the first token.
+NULL_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +47,94 @@ class WindowSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one attention layer caches. `rotary` is None for layers without RoPE."""
+class Turned:
+    """The values of every head that RoPE turned before the row was stored: `rotary.n_rot` from `start` on,
+    feature i with feature i + n_rot/2. Who moves a row turns them further."""
 
+    rotary: Rotary
+    start: int = 0
+
+
+class Basis(StrEnum):
+    """When rows are stored Hadamard-rotated."""
+
+    PLAIN = "plain"  # never
+    QUANTIZED = "quantized"  # where the dtype is a quantized one, and the size has a block for it
+    ROTATED = "rotated"  # whatever the dtype
+
+
+#: The setting that a part's dtype comes from.
+DtypeField = Literal["type_k", "type_v"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """One row a token, [heads, size]: token rows, or window rows where there is a `window`. The first
+    `value_size` values of keys that have no rows of values beside them are the values."""
+
+    name: str
     layer: int
-    num_kv_heads: int
-    head_size_k: int
-    head_size_v: int
-    rotary: Rotary | None
+    heads: int
+    size: int
+    field: DtypeField = "type_k"
+    turned: Turned | None = None
     window: WindowSpec | None = None
+    basis: Basis = Basis.QUANTIZED
+    value_size: int | None = None
+
+    @property
+    def rotated_sizes(self) -> tuple[int, ...]:
+        """Leading parts of a head that each stay among themselves when the row is Hadamard-rotated."""
+        return (self.size,) if self.value_size is None else (self.size, self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSpec:
+    """One row [size] for every closed block of `block` tokens, counted from position 0."""
+
+    name: str
+    layer: int
+    size: int
+    block: int
+    field: DtypeField = "type_k"
+    basis: Basis = Basis.QUANTIZED
+
+
+@dataclass(frozen=True, slots=True)
+class PointSpec:
+    """float32 values of `shape`, true at one position; zeros before the first token."""
+
+    name: str
+    layer: int
+    shape: tuple[int, ...]
+
+
+PartNeed = RowsSpec | BlocksSpec | PointSpec
+
+#: Rows that `View.attend` writes and reads.
+KEYS, VALUES = "kv.k", "kv.v"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What a model asks to be remembered: a kind of the table of kinds, and its parts."""
+
+    kind: str
+    parts: tuple[PartNeed, ...]
+
+
+def keys_and_values(
+    layer: int,
+    num_kv_heads: int,
+    head_size_k: int,
+    head_size_v: int,
+    rotary: Rotary | None,
+    window: WindowSpec | None = None,
+) -> tuple[RowsSpec, RowsSpec]:
+    """The two parts of a layer of plain attention; RoPE turns the first values of a head."""
+    turned = None if rotary is None else Turned(rotary)
+    keys = RowsSpec(KEYS, layer, num_kv_heads, head_size_k, "type_k", turned, window)
+    return keys, RowsSpec(VALUES, layer, num_kv_heads, head_size_v, "type_v", None, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +143,107 @@ class MemorySpec:
 
     `num_cells` counts the cells of a full cache, all sequences together; `num_seqs` how many sequences
     can live at once; `max_batch` the most tokens of one plan; `max_ubatch` of one pass.
-    `full_windows` keeps window layers as large as full ones, so that they can be rewound and shifted.
+    `full_windows` keeps window rows as long as full ones, so that they can be rewound and shifted.
+    `keep_tail` tokens at the end of each sequence of a batch are computed in one pass, where sequences
+    are computed side by side. `checkpoint_bytes` bounds the point state kept beside the live one.
     """
 
-    layers: tuple[LayerSpec, ...]
+    needs: MemoryNeeds
     num_cells: int
     num_seqs: int
     max_batch: int
     max_ubatch: int
     type_k: str
     type_v: str
-    dtype: torch.dtype  # of the q, k, v that come in and of the rows that attention reads
+    dtype: torch.dtype  # of the rows that come in and of those that attention reads
     device: torch.device
     full_windows: bool = False
+    keep_tail: int = 0
+    checkpoint_bytes: int = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of one part and sequence in order: [n, heads, size] in the compute dtype and the stored basis,
+    and the position of each."""
+
+    rows: torch.Tensor
+    positions: Ints
+
+
+#: What queries may see beyond the causal law: for every segment, bool [queries, rows of the sequence in
+#: position order] or [kv heads, queries, rows].
+Chosen = Sequence[torch.Tensor]
 
 
 class View(Protocol):
-    """One applied ubatch, as the layers of the model see the memory."""
+    """One applied ubatch, as the layers of a model see the memory. Parts go by the names they were given."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Runs of consecutive tokens of one sequence; where there is point state they are equally long."""
+        ...
+
+    @property
+    def positions(self) -> Ints:
+        """[tokens] of the ubatch."""
+        ...
 
     def attend(
         self,
         layer: int,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         scale: float,
         softcap: float | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> torch.Tensor:
         """Store this ubatch's rows and attend over all that each token may see.
 
         q: [tokens, heads, head_size_k], k: [tokens, kv heads, head_size_k], v: [tokens, kv heads,
-        head_size_v], RoPE applied. Returns [tokens, heads, head_size_v] in q's dtype. The result does
-        not depend on physical cell order: rows are read in position order, with a fixed reduction.
+        head_size_v], RoPE applied. k None: the rows are there already (another layer's, in this pass).
+        v None: they are as well, or the keys hold the values.
+        `sinks`: float32 [heads] logits that join the softmax and have no value. `chosen` narrows what
+        is visible. Returns [tokens, heads, head_size_v] in q's dtype. The result does not depend on
+        physical cell order: rows are read in position order, with a fixed reduction.
         """
+        ...
+
+    def append(self, name: str, layer: int, rows: torch.Tensor) -> None:
+        """Store this ubatch's rows [tokens, heads, size] of a part."""
+        ...
+
+    def held(self, name: str, layer: int, segment: Segment) -> Held:
+        """Rows of a segment's sequence up to its last token: all of them, or for window rows those that
+        the segment's first token may see, and what follows."""
+        ...
+
+    def into_basis(self, name: str, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] in the basis that a part's rows are stored in, so that products with them hold."""
+        ...
+
+    def close(self, name: str, layer: int, segment: Segment, rows: torch.Tensor) -> None:
+        """Store the rows [n, size] of the n blocks that close within a segment."""
+        ...
+
+    def blocks(self, name: str, layer: int, segment: Segment) -> torch.Tensor:
+        """[n, size]: rows of all blocks that are closed when the segment ends, in order."""
+        ...
+
+    def point(self, name: str, layer: int) -> torch.Tensor:
+        """float32 [segments, *shape]: point state before each segment's first token; not to be changed."""
+        ...
+
+    def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
+        """Point state [segments, *shape] after each segment's last token."""
+        ...
+
+    def previous_tokens(self, count: int) -> Ints:
+        """[tokens, count]: the ids before each token of the ubatch, oldest first; NULL_TOKEN where there
+        are none. It takes no notice of where ubatches begin."""
         ...
 
 
@@ -119,8 +272,8 @@ class Memory(Protocol):
     def layout(self) -> Layout: ...
 
     @property
-    def rotated(self) -> tuple[bool, bool]:
-        """Whether K, and V, rows are stored Hadamard-rotated (part of the fingerprint)."""
+    def rotated(self) -> tuple[str, ...]:
+        """Names of parts whose rows are stored Hadamard-rotated (part of the fingerprint)."""
         ...
 
     def plan(self, batch: Batch) -> Plan:
@@ -166,6 +319,15 @@ class Memory(Protocol):
 
     def can_resume_at(self, seq: SeqId, position: int) -> bool:
         """Whether the sequence, cut to [0, position), could go on exactly."""
+        ...
+
+    def last_resumable(self, seq: SeqId, at_most: int) -> int:
+        """The largest position of at most `at_most` at which the sequence can resume; 0 if no other."""
+        ...
+
+    def mark(self, seq: SeqId) -> None:
+        """Remember the point state where the sequence stands, so that it can resume here later. Kept within
+        the byte budget: the checkpoint that is least missed goes first. Nothing without point state."""
         ...
 
     def free_cells(self) -> int:

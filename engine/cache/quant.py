@@ -12,6 +12,8 @@ Scales of q4_0 and q5_0 map the largest magnitude to the end of the range that h
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -126,10 +128,14 @@ def _decode_q5_0(blocks: torch.Tensor) -> torch.Tensor:
     return levels.view(torch.int8).sub_(16).float() * _scale(blocks)
 
 
-def hadamard_block(head_size: int) -> int | None:
-    """The largest power of two that divides the head size, if it is at least 64."""
-    block = head_size & -head_size
-    return block if block >= 64 else None
+#: Rotations of fewer values spread an outlier too little to be worth their time.
+LEAST_ROTATED = 64
+
+
+def hadamard_block(sizes: Sequence[int]) -> int:
+    """The largest power of two that divides all of `sizes`."""
+    common = math.gcd(*sizes)
+    return common & -common
 
 
 class Hadamard:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.batch import Ints
-from engine.cache.quant import Hadamard, decode, encode, hadamard_block
+from engine.cache.quant import Hadamard, decode, encode
 from engine.errors import ConfigError
 from engine.state import DTYPES
 
@@ -44,8 +44,8 @@ class Slot:
 class RowBuffer:
     """[cells, heads, head size] values of one tensor, stored as `dtype`.
 
-    Quantized rows are stored in GGUF's block layout, Hadamard-rotated where the head size has a block
-    for it (`hadamard`). What `read` returns is still rotated; who reads rotates the other side.
+    Quantized rows are stored in GGUF's block layout. With a `hadamard` rows are rotated before they are
+    stored. What `read` returns is still rotated; who reads rotates the other side.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class RowBuffer:
         compute: torch.dtype,
         device: torch.device,
         field: str,
+        hadamard: Hadamard | None = None,
     ) -> None:
         """`field` names the setting that chose `dtype`, for the ConfigError that it may be."""
         if dtype not in ROW_TYPES:
@@ -70,7 +71,7 @@ class RowBuffer:
         self.num_heads = num_heads
         self.head_size = head_size
         self.row_nbytes = num_heads * head_size // values * nbytes
-        self.hadamard: Hadamard | None = None
+        self.hadamard = hadamard
         self.compute = compute
         self.device = device
         # Zeros, not garbage: a row that was never written must not look like NaN to anyone.
@@ -78,16 +79,15 @@ class RowBuffer:
             self._data = torch.zeros((num_cells, num_heads, head_size), dtype=PLAIN[dtype], device=device)
         else:
             self._data = torch.zeros((num_cells, self.row_nbytes), dtype=torch.uint8, device=device)
-            block = hadamard_block(head_size)
-            self.hadamard = None if block is None else Hadamard(block, device)
 
     # -- values ------------------------------------------------------------------------------------
 
     def write(self, slot: Slot, values: torch.Tensor) -> None:
         """Store `values` [len(slot), heads, head size], rotated and quantized as this buffer is."""
+        if self.hadamard is not None:
+            values = self.hadamard.rotate(values.float())
         if self.dtype not in PLAIN:
-            wide = values.float() if self.hadamard is None else self.hadamard.rotate(values.float())
-            values = encode(self.dtype, wide).view(len(slot), self.row_nbytes)
+            values = encode(self.dtype, values.float()).view(len(slot), self.row_nbytes)
         self._put(slot, values)
 
     def read(self, slot: Slot) -> torch.Tensor:

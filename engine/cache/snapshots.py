@@ -11,52 +11,40 @@ import torch
 
 from engine.batch import Ints
 from engine.cache.cells import CellTable
-from engine.cache.rows import RowBuffer, Slot
+from engine.cache.parts import BlocksPart, Parts, RowsPart, Tables
+from engine.cache.points import Frozen
+from engine.cache.rows import Slot
 from engine.errors import StateError
-from engine.state import Layout, PartKind, PartSpec, Point, Rows, SeqId
+from engine.state import PartKind, Point, Rows, SeqId
 
-_RANKS = {kind: rank for rank, kind in enumerate(PartKind)}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the layout, where its rows are, and the table of their cells."""
-
-    spec: PartSpec
-    buffer: RowBuffer
-    table: CellTable
-
-    def rank(self) -> tuple[int, int, str]:
-        """Its place in the layout: by kind, then layer, then name."""
-        return _RANKS[self.spec.kind], self.spec.layer, self.spec.name
+Stored = RowsPart | BlocksPart
 
 
-def layout_of(parts: Sequence[Part]) -> Layout:
-    return tuple(part.spec for part in parts)
-
-
-def snapshot_rows(parts: Sequence[Part], seq: SeqId, since: int) -> tuple[Rows, ...]:
+def snapshot_rows(parts: Parts, seq: SeqId, since: int, length: int) -> tuple[Rows, ...]:
     """Copies of what `parts` hold of the sequence from `since` on: one run a kind, none where it is empty."""
     out = []
-    for kind, same_kind in itertools.groupby(parts, key=lambda part: part.spec.kind):
+    for kind, same_kind in itertools.groupby(parts.stored, key=lambda part: part.spec.kind):
         members = tuple(same_kind)
-        table = members[0].table
-        first, stop = table.held_range(seq)
-        start = max(since, first)
-        if start >= stop:
+        start = since if kind is PartKind.BLOCK else max(since, members[0].table.held_range(seq)[0])
+        if start >= length:
             continue
-        slot = Slot.of(table.cells_of(seq, start, stop), members[0].buffer.device)
-        out.append(Rows(kind, start, stop, tuple(part.buffer.read_bytes(slot) for part in members)))
+        slots: dict[int, Slot] = {}
+        for part in members:
+            if id(part.table) not in slots:
+                unit = part.spec.block
+                cells = part.table.cells_of(seq, start // unit, length // unit)
+                slots[id(part.table)] = Slot.of(cells, part.buffer.device)
+        copies = tuple(part.buffer.read_bytes(slots[id(part.table)]) for part in members)
+        out.append(Rows(kind, start, length, copies))
     return tuple(out)
 
 
-def restore_rows(
-    parts: Sequence[Part],
-    tables: Sequence[CellTable],
+def restore_parts(
+    parts: Parts,
+    tables: Tables,
     seq: SeqId,
     tokens: tuple[int, ...],
     rows: tuple[Rows, ...],
-    points: tuple[Point, ...],
     needed_from: int,
 ) -> None:
     """Fill the empty `seq` with `rows`; window rows must reach back to `needed_from`.
@@ -64,55 +52,69 @@ def restore_rows(
     Everything is checked, and all cells found, before anything changes. Raises NoSlot, StateError.
     """
     length = len(tokens)
-    if points:
-        raise StateError("the state has point parts, which this memory has not")
-    known = {part.spec.kind for part in parts}
+    known = {part.spec.kind for part in parts.stored}
     unknown = {run.kind for run in rows} - known
     if unknown:
         raise StateError(f"the state has {', '.join(sorted(unknown))} rows, which this memory has not")
-    firsts = dict.fromkeys(tables, 0)
+    firsts = {id(table): 0 for table, _ in tables}
     for kind in sorted(known):
-        members = tuple(part for part in parts if part.spec.kind is kind)
+        members = tuple(part for part in parts.stored if part.spec.kind is kind)
         runs = tuple(run for run in rows if run.kind is kind)
         latest = needed_from if kind is PartKind.WINDOW else 0
         first = _check_runs(members, runs, length, latest)
-        table = members[0].table
-        firsts[table] = first if kind is PartKind.TOKEN else _first_kept(table, first, latest, length)
-    found = {table: table.find_slot([(seq, length - firsts[table])])[0] for table in tables}
+        if kind is PartKind.WINDOW:
+            table = members[0].table
+            firsts[id(table)] = _first_kept(table, first, latest, length)
+    found = {}
+    for table, unit in tables:
+        first = firsts[id(table)]
+        cells = table.find_slot([(seq, length // unit - first)])[0]
+        found[id(table)] = _Found(table, unit, first, cells)
     try:
         _fill(parts, found, seq, tokens, rows)
     except BaseException:
-        for table in tables:
+        for table, _ in tables:
             table.remove(seq, 0, None)
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Cells for positions of one table from `first` on; a position stands for `unit` tokens."""
+
+    table: CellTable
+    unit: int
+    first: int
+    cells: Ints
+
+    def slot(self, start: int, stop: int, device: torch.device) -> Slot:
+        """The cells of tokens [start, stop), as far as they are kept."""
+        kept = slice(max(start // self.unit - self.first, 0), max(stop // self.unit - self.first, 0))
+        return Slot.of(self.cells[kept], device)
+
+
 def _fill(
-    parts: Sequence[Part],
-    found: Mapping[CellTable, Ints],
-    seq: SeqId,
-    tokens: tuple[int, ...],
-    rows: tuple[Rows, ...],
+    parts: Parts, found: Mapping[int, _Found], seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...]
 ) -> None:
-    """Put tokens and rows into the cells `found` for the last of them."""
-    length = len(tokens)
+    """Put tokens and rows into the cells that were found."""
     ids = np.asarray(tokens, np.int64)
-    for table, cells in found.items():
-        positions = np.arange(length - len(cells), length)
-        table.occupy(cells, np.full(len(cells), seq), positions, ids[positions], None)
+    for each in found.values():
+        positions = np.arange(each.first, each.first + len(each.cells))
+        last = (positions + 1) * each.unit - 1
+        each.table.occupy(each.cells, np.full(len(each.cells), seq), positions, ids[last], None)
     for run in rows:
-        members = tuple(part for part in parts if part.spec.kind is run.kind)
-        cells = found[members[0].table]
-        first = length - len(cells)
-        start = max(run.start, first)
-        if start >= run.stop:
-            continue
-        slot = Slot.of(cells[start - first : run.stop - first], members[0].buffer.device)
-        for part, stored in zip(members, run.parts, strict=True):
-            part.buffer.write_bytes(slot, stored[start - run.start :])
+        for part, stored in zip(_members(parts, run.kind), run.parts, strict=True):
+            each = found[id(part.table)]
+            slot = each.slot(run.start, run.stop, part.buffer.device)
+            if len(slot):
+                part.buffer.write_bytes(slot, stored[len(stored) - len(slot) :])
 
 
-def _check_runs(members: Sequence[Part], runs: Sequence[Rows], length: int, latest: int) -> int:
+def _members(parts: Parts, kind: PartKind) -> tuple[Stored, ...]:
+    return tuple(part for part in parts.stored if part.spec.kind is kind)
+
+
+def _check_runs(members: Sequence[Stored], runs: Sequence[Rows], length: int, latest: int) -> int:
     """The first position that `runs` cover. Raises StateError unless they are well-formed, consecutive,
     begin at `latest` or before, and end at `length`."""
     kind = members[0].spec.kind
@@ -126,7 +128,7 @@ def _check_runs(members: Sequence[Part], runs: Sequence[Rows], length: int, late
         if len(run.parts) != len(members):
             raise StateError(f"{kind} rows have {len(run.parts)} parts, not {len(members)}")
         for part, stored in zip(members, run.parts, strict=True):
-            shape = (run.stop - run.start, part.spec.row_nbytes)
+            shape = (part.spec.num_rows(run.start, run.stop), part.spec.row_nbytes)
             if stored.dtype != torch.uint8 or tuple(stored.shape) != shape:
                 raise StateError(f"part {part.spec.name}: {stored.dtype} {tuple(stored.shape)}, not {shape}")
         at = run.stop
@@ -142,3 +144,22 @@ def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:
     if table.window is not None:
         room = min(room, table.num_cells // table.num_seqs)
     return max(first, min(latest, length - room))
+
+
+def check_points(parts: Parts, points: Sequence[Point], length: int) -> dict[int, Frozen]:
+    """The point states by position. Raises StateError unless each has the parts of this memory, and one is
+    of the state's end where there are any."""
+    specs = [part.spec for part in parts.points.values()]
+    if points and not specs:
+        raise StateError("the state has point parts, which this memory has not")
+    frozen = {}
+    for point in points:
+        if len(point.parts) != len(specs):
+            raise StateError(f"point state has {len(point.parts)} parts, not {len(specs)}")
+        for spec, stored in zip(specs, point.parts, strict=True):
+            if stored.dtype != torch.uint8 or tuple(stored.shape) != (spec.row_nbytes,):
+                raise StateError(f"part {spec.name}: {stored.dtype} {tuple(stored.shape)} at one position")
+        frozen[point.position] = point.parts
+    if specs and length not in frozen:
+        raise StateError(f"the state has {length} tokens, and no point state at their end")
+    return frozen

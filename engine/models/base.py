@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from blake3 import blake3
 
-from engine.cache.memory import LayerSpec, View, WindowSpec
+from engine.cache.memory import MemoryNeeds, RowsSpec, View, WindowSpec
 from engine.errors import WeightsRefused
 from engine.state import Value
 
@@ -32,12 +32,17 @@ class Model(Protocol):
     """Tokens in, logits out; what must be remembered goes through the view."""
 
     @property
-    def layers(self) -> tuple[LayerSpec, ...]:
-        """What each attention layer caches."""
+    def needs(self) -> MemoryNeeds:
+        """What must be remembered: the kind of memory, and the parts of every layer."""
         ...
 
     @property
-    def hparams(self) -> Hparams: ...
+    def vocab_size(self) -> int: ...
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Tokens that the model was trained for."""
+        ...
 
     @property
     def meaning(self) -> Mapping[str, Value]:
@@ -147,19 +152,16 @@ class Reader:
         return value
 
 
-def describe(hp: Hparams, layers: tuple[LayerSpec, ...]) -> Mapping[str, Value]:
+def describe(hp: Hparams, needs: MemoryNeeds) -> Mapping[str, Value]:
     """The geometry as a fingerprint has it: what decides what a cached row means.
 
     Frequencies go in by their bytes, so that no way of stretching them goes unnoticed; the base stands
     beside them for the reader of an error.
     """
-    frequencies, windows = blake3(), []
-    for layer in layers:
-        if layer.rotary is not None:
-            frequencies.update(layer.rotary.inv_freq.numpy().tobytes())
-            frequencies.update(repr(layer.rotary.magnitude).encode())
-        kind = "" if layer.window is None else "c" if layer.window.chunked else "s"
-        windows.append("full" if layer.window is None else f"{kind}{layer.window.size}")
+    windows = []
+    for window in hp.windows:
+        kind = "" if window is None else "c" if window.chunked else "s"
+        windows.append("full" if window is None else f"{kind}{window.size}")
     return {
         "architecture": hp.architecture,
         "layers": hp.num_layers,
@@ -171,6 +173,16 @@ def describe(hp: Hparams, layers: tuple[LayerSpec, ...]) -> Mapping[str, Value]:
         "attention.scale": hp.scale,
         "rope.base": hp.rope_base,
         "rope.n_rot": hp.n_rot,
-        "rope.frequencies": frequencies.hexdigest(length=16),
+        "rope.frequencies": digest_of_frequencies(needs),
         "windows": " ".join(windows),
     }
+
+
+def digest_of_frequencies(needs: MemoryNeeds) -> str:
+    """Of every rotary that turned keys which are kept: no way of stretching frequencies goes unnoticed."""
+    frequencies = blake3()
+    for part in needs.parts:
+        if isinstance(part, RowsSpec) and part.turned is not None:
+            frequencies.update(part.turned.rotary.inv_freq.numpy().tobytes())
+            frequencies.update(repr(part.turned.rotary.magnitude).encode())
+    return frequencies.hexdigest(length=16)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.cache.memory import LayerSpec, View
+from engine.cache.memory import MemoryNeeds, PartNeed, View, keys_and_values
 from engine.models.base import Placement, WeightSource, describe, read_hparams
 from engine.models.layers import Attention, FeedForward, RmsNorm
 from engine.models.loading import Loader, load_attention, load_ffn, load_head
@@ -42,16 +42,25 @@ class Llama:
         self._head = load_head(load, hp, self._embedding)
 
     @property
-    def layers(self) -> tuple[LayerSpec, ...]:
+    def needs(self) -> MemoryNeeds:
         hp = self.hparams
-        return tuple(
-            LayerSpec(layer, hp.num_kv_heads, hp.head_size, hp.head_size_v, self._rotary, window)
-            for layer, window in enumerate(hp.windows)
-        )
+        parts: list[PartNeed] = []
+        for layer, window in enumerate(hp.windows):
+            rotary = self._rotary
+            parts += keys_and_values(layer, hp.num_kv_heads, hp.head_size, hp.head_size_v, rotary, window)
+        return MemoryNeeds("iswa" if any(hp.windows) else "kv", tuple(parts))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.hparams.vocab_size
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.hparams.n_ctx_train
 
     @property
     def meaning(self) -> Mapping[str, Value]:
-        return describe(self.hparams, self.layers)
+        return describe(self.hparams, self.needs)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, view: View, outputs: torch.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
-from engine.models.base import Model, Placement, WeightSource
+from engine.models.base import Model, Placement, WeightSource, read_hparams
 from engine.models.gemma3 import Gemma3
 from engine.models.llama import Llama
 
@@ -23,6 +23,12 @@ def check_architecture(name: str) -> None:
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise UnknownArchitecture(f"architecture {name!r} is not supported (supported: {known})")
+
+
+def context_length(weights: WeightSource) -> int:
+    """Tokens that the model was trained for. Raises UnknownArchitecture, WeightsRefused."""
+    check_architecture(weights.architecture)
+    return read_hparams(weights).n_ctx_train
 
 
 def build_model(weights: WeightSource, placement: Placement) -> Model:

@@ -7,20 +7,53 @@ the content of every cell can be told from (token, position) alone, and a row ou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 
 from engine.batch import Batch, Ubatch
-from engine.cache.kv import KvMemory
-from engine.cache.memory import LayerSpec, Memory, MemorySpec, Plan, View, WindowSpec
+from engine.cache.cells import CellTable
+from engine.cache.memory import (
+    KEYS,
+    VALUES,
+    Memory,
+    MemoryNeeds,
+    MemorySpec,
+    Plan,
+    View,
+    WindowSpec,
+    keys_and_values,
+)
+from engine.cache.parts_memory import PartsMemory
 from engine.cache.rows import RowBuffer, Slot
 from engine.rope import Rotary
 from engine.state import PartKind, SeqId
 
 CPU = torch.device("cpu")
 A, B, C = SeqId(0), SeqId(1), SeqId(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a test says of one layer."""
+
+    layer: int
+    num_kv_heads: int
+    head_size_k: int
+    head_size_v: int
+    rotary: Rotary | None
+    window: WindowSpec | None
+
+
+def layers_of(memory_spec: MemorySpec) -> list[Layer]:
+    keys_of = {part.layer: part for part in memory_spec.needs.parts if part.name == KEYS}
+    values_of = {part.layer: part for part in memory_spec.needs.parts if part.name == VALUES}
+    return [
+        Layer(i, k.heads, k.size, values_of[i].size, k.turned and k.turned.rotary, k.window)  # type: ignore[union-attr]
+        for i, k in sorted(keys_of.items())
+    ]
 
 
 def rotary(n_rot: int, magnitude: float = 1.0) -> Rotary:
@@ -44,12 +77,14 @@ def spec(
 ) -> MemorySpec:
     """One layer for each of `windows` (a single full layer if none are given)."""
     turned = rotary(size if n_rot is None else n_rot, magnitude)
-    layers = tuple(
-        LayerSpec(i, heads, size, size if size_v is None else size_v, turned, window)
+    parts = [
+        part
         for i, window in enumerate(windows or (None,))
-    )
+        for part in keys_and_values(i, heads, size, size if size_v is None else size_v, turned, window)
+    ]
+    needs = MemoryNeeds("iswa" if any(windows) else "kv", tuple(parts))
     return MemorySpec(
-        layers, num_cells, num_seqs, max_batch, max_ubatch, *types, dtype, CPU, full_windows=full_windows
+        needs, num_cells, num_seqs, max_batch, max_ubatch, *types, dtype, CPU, full_windows=full_windows
     )
 
 
@@ -60,7 +95,7 @@ def raw(kind: str, token: int, layer: int, heads: int, size: int) -> torch.Tenso
     return torch.randn((heads, size), generator=torch.Generator().manual_seed(seed))
 
 
-def raws(kind: str, tokens: Sequence[int], layer: LayerSpec) -> torch.Tensor:
+def raws(kind: str, tokens: Sequence[int], layer: Layer) -> torch.Tensor:
     """float32 [tokens, heads, size]."""
     size = layer.head_size_v if kind == "v" else layer.head_size_k
     if not len(tokens):
@@ -68,17 +103,17 @@ def raws(kind: str, tokens: Sequence[int], layer: LayerSpec) -> torch.Tensor:
     return torch.stack([raw(kind, int(token), layer.layer, layer.num_kv_heads, size) for token in tokens])
 
 
-def keys(tokens: Sequence[int], positions: Sequence[int], layer: LayerSpec) -> torch.Tensor:
+def keys(tokens: Sequence[int], positions: Sequence[int], layer: Layer) -> torch.Tensor:
     """What the keys of `tokens` must be at `positions`, float32."""
     assert layer.rotary is not None
     return layer.rotary.rotate(raws("k", tokens, layer), torch.tensor(list(positions), dtype=torch.int64))
 
 
-def values(tokens: Sequence[int], layer: LayerSpec) -> torch.Tensor:
+def values(tokens: Sequence[int], layer: Layer) -> torch.Tensor:
     return raws("v", tokens, layer)
 
 
-def queries(tokens: Sequence[int], layer: LayerSpec, heads: int) -> torch.Tensor:
+def queries(tokens: Sequence[int], layer: Layer, heads: int) -> torch.Tensor:
     """float32 [tokens, heads, size of k]; not turned, since nothing here depends on it."""
     rows = [raw("q", 10_000 + int(token), layer.layer, heads, layer.head_size_k) for token in tokens]
     return torch.stack(rows)
@@ -107,7 +142,7 @@ def run_layers(
     """What each layer attends to, for a ubatch whose rows are the recognisable ones."""
     out = []
     tokens = ubatch.tokens.tolist()
-    for layer in memory_spec.layers:
+    for layer in layers_of(memory_spec):
         q = queries(tokens, layer, group * layer.num_kv_heads).to(memory_spec.dtype)
         k = keys(tokens, ubatch.positions.tolist(), layer).to(memory_spec.dtype)
         v = values(tokens, layer).to(memory_spec.dtype)
@@ -146,7 +181,7 @@ def dense(
     at: Sequence[int],
     tokens: Sequence[int],
     positions: Sequence[int],
-    layer: LayerSpec,
+    layer: Layer,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """The attention of queries `q` at positions `at` over tokens at positions, in float64, by definition."""
@@ -170,28 +205,35 @@ def dense(
 # -- looking inside: tests may ----------------------------------------------------------------------
 
 
-def buffers(memory: KvMemory, layer: int) -> tuple[RowBuffer, RowBuffer]:
-    rows = memory._layers[layer]
-    return rows.keys, rows.values
+def buffers(memory: PartsMemory, layer: int) -> tuple[RowBuffer, RowBuffer]:
+    rows = memory._parts.rows
+    return rows[KEYS, layer].buffer, rows[VALUES, layer].buffer
 
 
-def held_rows(memory: KvMemory, layer: int, seq: SeqId) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+def windowed_of(memory: PartsMemory) -> CellTable:
+    table = memory._tables.windowed
+    assert table is not None
+    return table
+
+
+def held_rows(memory: PartsMemory, layer: int, seq: SeqId) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     """(positions, keys, values) that a sequence holds in a layer, un-rotated float32, in order."""
-    rows = memory._layers[layer]
-    slot = Slot.of(rows.table.cells_of(seq), CPU)
-    return rows.table.positions_of(seq), rows.keys.read_plain(slot), rows.values.read_plain(slot)
+    table = memory._parts.rows[KEYS, layer].table
+    keys_buffer, values_buffer = buffers(memory, layer)
+    slot = Slot.of(table.cells_of(seq), CPU)
+    return table.positions_of(seq), keys_buffer.read_plain(slot), values_buffer.read_plain(slot)
 
 
-def visible(memory: KvMemory, num_seqs: int = 3) -> list[object]:
+def visible(memory: PartsMemory, num_seqs: int = 3) -> list[object]:
     """All that can be seen of a memory: what must be equal where nothing changed."""
     out: list[object] = []
     for seq in map(SeqId, range(num_seqs)):
         out.append((memory.pos_min(seq), memory.pos_max(seq), memory.tokens_at(seq, 0, 10**6)))
-        for layer in memory._layers:
+        for layer in sorted({layer for _, layer in memory._parts.rows}):
             positions, k, v = held_rows(memory, layer, seq)
             out.append((positions.tolist(), k.tolist(), v.tolist()))
     return [*out, memory.free_cells()]
 
 
-def kinds_of(memory: KvMemory) -> set[PartKind]:
+def kinds_of(memory: PartsMemory) -> set[PartKind]:
     return {part.kind for part in memory.layout}

@@ -8,17 +8,18 @@ import torch
 
 from engine.cache.attention import Scoring, attend, build_mask, grouped
 from engine.cache.cells import CellTable
-from engine.cache.iswa import build_iswa
-from engine.cache.kv import KvMemory, build_kv
+from engine.cache.table import build_memory
+from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import build_memory
 from engine.cache.memory import MemorySpec, WindowSpec
 from tests.engine.cache.harness import A, B, C, batch_of, dense, feed, feed_plan, interleaved, queries, spec
 
 WINDOWS = (None, WindowSpec(5), WindowSpec(4, chunked=True))
 
 
-def memories(kind: str, **options: object) -> tuple[MemorySpec, KvMemory]:
+def memories(kind: str, **options: object) -> tuple[MemorySpec, PartsMemory]:
     memory_spec = spec(*WINDOWS, **options)  # type: ignore[arg-type]
-    return memory_spec, (build_kv if kind == "kv" else build_iswa)(memory_spec)
+    return memory_spec, (build_memory if kind == "kv" else build_memory)(memory_spec)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -33,7 +34,7 @@ def test_every_token_sees_what_the_definition_says(kind: str, group: int, softca
             outputs = feed(memory_spec, memory, (seq, tokens), group=group, softcap=softcap)
             at = range(len(fed), len(fed) + count)
             fed += tokens
-            for layer in memory_spec.layers:
+            for layer in layers_of(memory_spec):
                 out = torch.cat([ubatch[layer.layer] for ubatch in outputs])
                 q = queries(tokens, layer, 2 * group)
                 expected = dense(q, at, fed, range(len(fed)), layer, softcap)
@@ -48,7 +49,7 @@ def test_sequences_of_one_batch_do_not_see_each_other(kind: str) -> None:
     plan = memory.plan(batch)
     outputs = feed_plan(memory_spec, plan)
     plan.commit()
-    for layer in memory_spec.layers:
+    for layer in layers_of(memory_spec):
         out = torch.cat([ubatch[layer.layer] for ubatch in outputs])
         for seq, _, tokens in parts:
             q = queries(tokens, layer, 4)
@@ -58,8 +59,8 @@ def test_sequences_of_one_batch_do_not_see_each_other(kind: str) -> None:
 
 def test_heads_of_values_may_be_smaller_than_those_of_keys() -> None:
     memory_spec = spec(size=16, size_v=8)
-    (outputs,) = feed(memory_spec, build_kv(memory_spec), (A, range(9)))
-    layer = memory_spec.layers[0]
+    (outputs,) = feed(memory_spec, build_memory(memory_spec), (A, range(9)))
+    layer = layers_of(memory_spec)[0]
     expected = dense(queries(range(9), layer, 4), range(9), range(9), range(9), layer)
     assert torch.allclose(outputs[0].double(), expected, atol=1e-5)
 
@@ -130,7 +131,7 @@ def test_the_order_of_cells_does_not_change_a_bit(types: tuple[str, str], dtype:
     memory_spec = spec(None, window, size=64, types=types, dtype=dtype, num_cells=301, max_batch=64)
 
     def outputs(base: CellTable, windowed: CellTable) -> list[list[torch.Tensor]]:
-        memory = KvMemory(memory_spec, base, windowed)
+        memory = PartsMemory(memory_spec, base, windowed)
         out = []
         for count in (40, 1, 1, 17, 1, 33, 1):
             first = memory.pos_max(A)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.batch import Batch
 from engine.cache.cells import CellTable
-from engine.cache.kv import KvMemory
+from engine.cache.parts_memory import PartsMemory
 from engine.cache.memory import WindowSpec
 from engine.errors import EditRefused, NoSlot
 from engine.state import Rows, SeqId
@@ -61,8 +61,8 @@ class Machine(RuleBasedStateMachine):
 
     short_window = False
 
-    def build(self) -> KvMemory:
-        return KvMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), None)
+    def build(self) -> PartsMemory:
+        return PartsMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), None)
 
     @initialize(max_ubatch=st.integers(1, MAX_BATCH))
     def start(self, max_ubatch: int) -> None:
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         plan.commit()
         for tokens, added in zip(self.model, new, strict=True):
             tokens.extend(added)
-        for layer in self.spec.layers:
+        for layer in layers_of(self.spec):
             out = torch.cat([ubatch[layer.layer] for ubatch in outputs])
             for seq, added in enumerate(new):
                 if added:
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         assert visible(self.memory) == before
 
     def _check_attention(self, layer: int, seq: int, added: Sequence[Token], out: torch.Tensor) -> None:
-        layer_spec = self.spec.layers[layer]
+        layer_spec = layers_of(self.spec)[layer]
         q = queries([token.id for token in added], layer_spec, 2)
         held = self.model[seq]
         expected = dense(
@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def cells_in_use_are_the_models(self) -> None:
         used = {id(token) for tokens in self.model for token in tokens}
-        assert int(self.memory._base.owners.any(0).sum()) == len(used)
+        assert int(self.memory._tables.base.owners.any(0).sum()) == len(used)
         if not self.short_window:
             assert self.memory.free_cells() == self._room()
 
@@ -259,7 +259,7 @@ class Machine(RuleBasedStateMachine):
             assert self.memory.tokens_at(SeqId(seq), 0, 10**6) == tuple(ids)
             ends = (self.memory.pos_min(SeqId(seq)), self.memory.pos_max(SeqId(seq)))
             assert ends == ((tokens[0].position, tokens[-1].position) if tokens else (None, None))
-            for layer in self.spec.layers:
+            for layer in layers_of(self.spec):
                 positions, k, v = held_rows(self.memory, layer.layer, SeqId(seq))
                 dropped = len(tokens) - len(positions)
                 expected = tokens[dropped:]
@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
         for seq, tokens in enumerate(self.model):
             end = self._end(SeqId(seq))
             held = {t.position for t in tokens}
-            for layer in self.spec.layers:
+            for layer in layers_of(self.spec):
                 held &= {int(p) for p in held_rows(self.memory, layer.layer, SeqId(seq))[0]}
             for position in range(end + 2):
                 needed = {t.position for t in tokens if position - WINDOW <= t.position < position}
@@ -324,8 +324,8 @@ class KvMachine(Machine):
 class WideMachine(Machine):
     """Window layers in a table of their own that is as long as the full one."""
 
-    def build(self) -> KvMemory:
-        return KvMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(NUM_CELLS, NUM_SEQS))
+    def build(self) -> PartsMemory:
+        return PartsMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(NUM_CELLS, NUM_SEQS))
 
 
 class IswaMachine(Machine):
@@ -333,8 +333,10 @@ class IswaMachine(Machine):
 
     short_window = True
 
-    def build(self) -> KvMemory:
-        return KvMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(WINDOW_CELLS, NUM_SEQS, WINDOW))
+    def build(self) -> PartsMemory:
+        return PartsMemory(
+            self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(WINDOW_CELLS, NUM_SEQS, WINDOW)
+        )
 
 
 def inside(token: Token, start: int, stop: int | None) -> bool:

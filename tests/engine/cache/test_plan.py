@@ -8,8 +8,9 @@ import torch
 
 from engine.batch import Batch
 from engine.cache.cells import CellTable
-from engine.cache.iswa import build_iswa
-from engine.cache.kv import KvMemory, build_kv
+from engine.cache.table import build_memory
+from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import build_memory
 from engine.cache.memory import MemorySpec, WindowSpec
 from engine.errors import BatchRefused, NoSlot
 from engine.state import SeqId
@@ -18,12 +19,12 @@ from tests.engine.cache.harness import A, B, C, batch_of, feed, feed_plan, run_l
 WINDOW = 6
 
 
-def wrapped(types: tuple[str, str] = ("f32", "f32")) -> tuple[MemorySpec, KvMemory]:
+def wrapped(types: tuple[str, str] = ("f32", "f32")) -> tuple[MemorySpec, PartsMemory]:
     """Two sequences over full and window layers, whose window rows have been reused and will be again."""
     memory_spec = spec(
         None, WindowSpec(WINDOW), size=32, types=types, max_ubatch=4, max_batch=12, num_cells=80
     )
-    memory = KvMemory(memory_spec, CellTable(80, 3), CellTable(34, 3, WINDOW))
+    memory = PartsMemory(memory_spec, CellTable(80, 3), CellTable(34, 3, WINDOW))
     for start in range(0, 24, 8):
         feed(memory_spec, memory, (A, range(start, start + 8)), (B, range(500 + start, 504 + start)))
     return memory_spec, memory
@@ -40,7 +41,7 @@ def test_a_rolled_back_plan_has_never_been(applied: int, types: tuple[str, str])
     for index in range(applied):
         run_layers(memory_spec, plan.ubatches[index], plan.apply(index))
     if applied == 3:
-        assert memory._tables[1].held_range(A)[0] > 0
+        assert windowed_of(memory).held_range(A)[0] > 0
         assert visible(memory) != before
     plan.rollback()
     assert visible(memory) == before
@@ -59,7 +60,7 @@ def test_a_plan_that_failed_halfway_through_the_layers_is_rolled_back_too() -> N
 def test_a_rollback_goes_back_step_by_step() -> None:
     """The first ubatch drops rows whose cells the second one takes: B's come before the rest of A's."""
     memory_spec = spec(None, WindowSpec(2), max_ubatch=4, max_batch=8)
-    memory = KvMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 2))
+    memory = PartsMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 2))
     feed(memory_spec, memory, (C, range(8)))
     feed(memory_spec, memory, (C, range(8, 16)))
     feed(memory_spec, memory, (C, range(16, 20)))
@@ -67,7 +68,7 @@ def test_a_rollback_goes_back_step_by_step() -> None:
     mixed = batch_of((A, 0, [100]), (B, 0, [200, 201, 202]), (A, 1, [101, 102, 103, 104]))
     plan = memory.plan(mixed)
     first, second = plan._slots[1].cells[:4], plan._slots[1].cells[4:]
-    assert memory._tables[1].positions[first].max() > memory._tables[1].positions[second].max()
+    assert windowed_of(memory).positions[first].max() > windowed_of(memory).positions[second].max()
     feed_plan(memory_spec, plan)
     plan.rollback()
     assert visible(memory) == before
@@ -88,7 +89,7 @@ def test_what_is_computed_after_a_rollback_is_what_would_have_been() -> None:
 
 def test_no_plan_takes_a_row_that_a_sequence_needs_where_it_begins() -> None:
     memory_spec = spec(None, WindowSpec(WINDOW), max_batch=9, num_cells=80)
-    memory = KvMemory(memory_spec, CellTable(80, 3), CellTable(3 * (WINDOW + 9), 3, WINDOW))
+    memory = PartsMemory(memory_spec, CellTable(80, 3), CellTable(3 * (WINDOW + 9), 3, WINDOW))
     random = np.random.default_rng(0)
     ends = [0, 0, 0]
     for _ in range(200):
@@ -98,7 +99,7 @@ def test_no_plan_takes_a_row_that_a_sequence_needs_where_it_begins() -> None:
             memory.remove(seq, 0, None)
             ends[seq] = 0
         plan = memory.plan(batch_of((seq, ends[seq], range(count))))
-        windowed = memory._tables[1]
+        windowed = windowed_of(memory)
         for one in map(SeqId, range(3)):
             needed = set(windowed.cells_of(one, ends[one] - WINDOW).tolist())
             assert len(needed) == min(WINDOW, ends[one])
@@ -108,7 +109,7 @@ def test_no_plan_takes_a_row_that_a_sequence_needs_where_it_begins() -> None:
         ends[seq] += count
 
 
-@pytest.mark.parametrize("build", [build_kv, build_iswa])
+@pytest.mark.parametrize("build", [build_memory, build_memory])
 def test_what_does_not_fit_is_refused_before_anything_changes(build) -> None:  # type: ignore[no-untyped-def]
     memory_spec = spec(None, WindowSpec(WINDOW), num_cells=32, max_batch=32)
     memory = build(memory_spec)
@@ -124,7 +125,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(build) -> None:  #
 
 def test_tokens_go_on_where_their_sequence_ends() -> None:
     memory_spec = spec(max_batch=8)
-    memory = build_kv(memory_spec)
+    memory = build_memory(memory_spec)
     feed(memory_spec, memory, (A, range(3)))
     before = visible(memory)
     late, early = batch_of((A, 4, [1])), batch_of((A, 2, [1]))
@@ -140,7 +141,7 @@ def test_tokens_go_on_where_their_sequence_ends() -> None:
 
 def test_a_memory_has_one_plan_at_a_time() -> None:
     memory_spec = spec()
-    memory = build_kv(memory_spec)
+    memory = build_memory(memory_spec)
     plan = memory.plan(batch_of((A, 0, range(3))))
     for verb in (
         lambda: memory.plan(batch_of((A, 0, range(3)))),
@@ -156,19 +157,19 @@ def test_a_memory_has_one_plan_at_a_time() -> None:
 
 def test_media_positions_are_kept_with_their_tokens() -> None:
     memory_spec = spec(max_ubatch=2)
-    memory = build_kv(memory_spec)
+    memory = build_memory(memory_spec)
     grid = np.array([[0, 0], [1, 0], [0, 1]])
     plan = memory.plan(Batch(np.arange(3), np.arange(3), np.zeros(3, np.int64), np.ones(3, np.bool_), grid))
     feed_plan(memory_spec, plan)
     plan.commit()
-    cells = memory._base.cells_of(A)
-    assert memory._base.grid[cells].tolist() == grid.tolist()
+    cells = memory._tables.base.cells_of(A)
+    assert memory._tables.base.grid[cells].tolist() == grid.tolist()
 
 
 def test_caches_can_share_a_table_by_reference() -> None:
     table = CellTable(20, 3)
     memory_spec = spec(num_cells=20)
-    one, other = KvMemory(memory_spec, table, None), KvMemory(memory_spec, table, None)
+    one, other = PartsMemory(memory_spec, table, None), PartsMemory(memory_spec, table, None)
     feed(memory_spec, one, (A, range(6)))
     assert other.tokens_at(A, 0, 9) == (0, 1, 2, 3, 4, 5)
     other.remove(A, 4, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf.quants import dequantize, quantize
 
-from engine.cache.kv import build_kv
+from engine.cache.table import build_memory
 from engine.cache.memory import MemorySpec
 from engine.cache.quant import Hadamard, decode, encode, hadamard_block
 from engine.cache.rows import RowBuffer, Slot
@@ -103,14 +103,14 @@ def test_head_sizes_that_blocks_do_not_divide_are_refused_by_the_settings_name(
 ) -> None:
     types = (dtype, "f32") if field == "type_k" else ("f32", dtype)
     with pytest.raises(ConfigError, match=rf"^{field} = '{dtype}': .* 32, not 40"):
-        build_kv(spec(size=40, types=types))
+        build_memory(spec(size=40, types=types))
 
 
 def test_types_and_kinds_that_there_are_not_are_refused() -> None:
     with pytest.raises(ConfigError, match="type_v = 'q3_k'"):
-        build_kv(spec(types=("f32", "q3_k")))
+        build_memory(spec(types=("f32", "q3_k")))
     with pytest.raises(ConfigError, match="type_k = 'i64'"):
-        build_kv(spec(types=("i64", "f32")))
+        build_memory(spec(types=("i64", "f32")))
     with pytest.raises(ConfigError, match="'ring'"):
         build_memory("ring", spec())
     with pytest.raises(ConfigError, match="no layer has a window"):
@@ -130,11 +130,11 @@ def test_every_row_type_of_keys_and_values_gives_attention_of_its_own_precision(
     memory_spec: MemorySpec = spec(
         size=size, heads=2, types=(dtype, "f32") if letter == "k" else ("f32", dtype)
     )
-    memory = build_kv(memory_spec)
+    memory = build_memory(memory_spec)
     rotates = dtype in QUANTIZED and size == 64
     assert memory.rotated == (rotates and letter == "k", rotates and letter == "v")
     tokens = range(30)
-    layer = memory_spec.layers[0]
+    layer = layers_of(memory_spec)[0]
     ((out,),) = feed(memory_spec, memory, (A, tokens))
     ((last,),) = feed(memory_spec, memory, (A, [30]))
     expected = dense(queries(range(31), layer, 4), range(31), range(31), range(31), layer)
@@ -145,7 +145,7 @@ def test_every_row_type_of_keys_and_values_gives_attention_of_its_own_precision(
 
 
 def test_parts_say_how_rows_are_stored() -> None:
-    layout = build_kv(spec(size=64, heads=3, types=("q8_0", "bf16"))).layout
+    layout = build_memory(spec(size=64, heads=3, types=("q8_0", "bf16"))).layout
     assert [(part.name, part.dtype, part.shape, part.row_nbytes) for part in layout] == [
         ("kv.k.00", "q8_0", (3, 64), 3 * 2 * 34),
         ("kv.v.00", "bf16", (3, 64), 3 * 64 * 2),

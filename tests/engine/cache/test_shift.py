@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.cache.kv import KvMemory, build_kv
-from engine.cache.memory import LayerSpec, MemorySpec
+from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import build_memory
+from engine.cache.memory import Layer, MemorySpec
 from engine.cache.rows import Slot
 from engine.errors import EditRefused, NoSlot
 from tests.engine.cache.harness import (
@@ -28,13 +29,13 @@ from tests.engine.cache.harness import (
 LOSS = {"f32": 1e-6, "f16": 1e-3, "bf16": 8e-3, "q8_0": 1e-2, "q5_0": 0.07, "q4_0": 0.14}
 
 
-def fed(memory_spec: MemorySpec, count: int = 20) -> KvMemory:
-    memory = build_kv(memory_spec)
+def fed(memory_spec: MemorySpec, count: int = 20) -> PartsMemory:
+    memory = build_memory(memory_spec)
     feed(memory_spec, memory, (A, range(count)))
     return memory
 
 
-def error(memory: KvMemory, layer: LayerSpec, tokens: list[int], positions: list[int]) -> float:
+def error(memory: PartsMemory, layer: Layer, tokens: list[int], positions: list[int]) -> float:
     """How far the keys that A holds are from what they must be, relative to their size."""
     at, k, _ = held_rows(memory, layer.layer, A)
     assert at.tolist() == positions
@@ -48,7 +49,7 @@ def error(memory: KvMemory, layer: LayerSpec, tokens: list[int], positions: list
 def test_shifted_keys_are_those_of_the_new_positions(dtype: str, size: int, n_rot: int | None) -> None:
     memory_spec = spec(size=size, n_rot=n_rot, types=(dtype, "f32"))
     memory = fed(memory_spec)
-    (layer,) = memory_spec.layers
+    (layer,) = layers_of(memory_spec)
     before = error(memory, layer, list(range(20)), list(range(20)))
     memory.remove(A, 3, 8)
     memory.shift(A, 8, None, -5)
@@ -66,7 +67,7 @@ def test_attention_after_a_shift_is_that_of_a_text_without_the_gap(dtype: str) -
     memory.shift(A, 8, None, -5)
     tokens = [0, 1, 2, *range(8, 20), 50]
     ((out,),) = feed(memory_spec, memory, (A, [50]))
-    (layer,) = memory_spec.layers
+    (layer,) = layers_of(memory_spec)
     expected = dense(queries([50], layer, 4), [15], tokens, range(16), layer)
     # Nearly all of the softmax falls on one key here, so that small errors of scores are seen.
     assert (out.double() - expected).abs().max() < (1e-4 if dtype == "f32" else 0.2)
@@ -78,7 +79,7 @@ def test_only_touched_cells_change(dtype: str) -> None:
     memory = fed(memory_spec)
     feed(memory_spec, memory, (B, range(500, 509)))
     stored = [buffer.read_bytes(Slot(0, 96, None)) for buffer in buffers(memory, 0)]
-    cells = memory._base.cells_of(A)
+    cells = memory._tables.base.cells_of(A)
     memory.shift(A, 12, None, 7)
     changed = [
         (buffer.read_bytes(Slot(0, 96, None)) != old).any(1).nonzero().flatten().tolist()
@@ -95,27 +96,27 @@ def test_the_magnitude_is_applied_once_however_often_keys_move() -> None:
     memory = fed(memory_spec)
     for delta in (5, -3, 40, -42):
         memory.shift(A, 0, None, delta)
-    assert error(memory, memory_spec.layers[0], list(range(20)), list(range(20))) < 1e-5
+    assert error(memory, layers_of(memory_spec)[0], list(range(20)), list(range(20))) < 1e-5
 
 
 def test_division_turns_keys_the_right_way() -> None:
     memory_spec = spec()
     memory = fed(memory_spec)
     memory.divide(A, 0, None, 4)
-    assert error(memory, memory_spec.layers[0], list(range(20)), [p // 4 for p in range(20)]) < 1e-5
+    assert error(memory, layers_of(memory_spec)[0], list(range(20)), [p // 4 for p in range(20)]) < 1e-5
     with pytest.raises(EditRefused, match="divided by 0"):
         memory.divide(A, 0, None, 0)
 
 
 def test_keys_without_rope_only_get_new_positions() -> None:
-    rope = spec().layers[0]
-    plain = LayerSpec(1, rope.num_kv_heads, rope.head_size_k, rope.head_size_v, None)
+    rope = layers_of(spec())[0]
+    plain = Layer(1, rope.num_kv_heads, rope.head_size_k, rope.head_size_v, None)
     memory_spec = spec()
-    memory = build_kv(MemorySpec((rope, plain), 96, 3, 32, 32, "f32", "f32", torch.float32, CPU))
+    memory = build_memory(MemorySpec((rope, plain), 96, 3, 32, 32, "f32", "f32", torch.float32, CPU))
     plan_spec = memory_spec  # feeds layer 0 with recognisable rows
     feed(plan_spec, memory, (A, range(8)))
     rows = torch.randn((8, rope.num_kv_heads, rope.head_size_k))
-    slot = Slot.of(memory._base.cells_of(A), CPU)
+    slot = Slot.of(memory._tables.base.cells_of(A), CPU)
     for buffer in buffers(memory, 1):
         buffer.write(slot, rows)
     memory.copy(A, B)
@@ -140,7 +141,7 @@ def test_who_shares_a_cell_notices_nothing_of_a_shift(dtype: str) -> None:
     positions, k, v = held_rows(memory, 0, B)
     tokens = [*range(20), *range(700, 705)]
     assert positions.tolist() == [*range(10), *range(14, 29)]
-    expected = keys(tokens, positions.tolist(), memory_spec.layers[0])
+    expected = keys(tokens, positions.tolist(), layers_of(memory_spec)[0])
     assert (k - expected).norm() / expected.norm() < 1.5 * LOSS[dtype] + 1e-6
     assert v[:20].tolist() == before[2]
 
@@ -164,5 +165,5 @@ def test_what_would_get_a_negative_position_is_dropped() -> None:
     memory_spec = spec()
     memory = fed(memory_spec)
     memory.shift(A, 0, None, -6)
-    assert error(memory, memory_spec.layers[0], list(range(6, 20)), list(range(14))) < 1e-5
+    assert error(memory, layers_of(memory_spec)[0], list(range(6, 20)), list(range(14))) < 1e-5
     assert memory.free_cells() == 96 - 14

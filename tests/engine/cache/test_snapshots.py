@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine.cache.cells import CellTable
-from engine.cache.iswa import build_iswa
-from engine.cache.kv import KvMemory, build_kv
+from engine.cache.table import build_memory
+from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import build_memory
 from engine.cache.memory import MemorySpec, WindowSpec
 from engine.errors import EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
@@ -22,20 +23,20 @@ TYPES = [("f32", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("q5_0", "bf16")]
 
 def iswa(
     types: tuple[str, str] = ("f32", "f32"), cells: int = 30, num_cells: int = 120
-) -> tuple[MemorySpec, KvMemory]:
+) -> tuple[MemorySpec, PartsMemory]:
     memory_spec = spec(
         None, WindowSpec(WINDOW), size=64, types=types, max_batch=8, max_ubatch=8, num_cells=num_cells
     )
-    return memory_spec, KvMemory(memory_spec, CellTable(num_cells, 3), CellTable(cells, 3, WINDOW))
+    return memory_spec, PartsMemory(memory_spec, CellTable(num_cells, 3), CellTable(cells, 3, WINDOW))
 
 
-def grow(memory_spec: MemorySpec, memory: KvMemory, length: int) -> tuple[int, ...]:
+def grow(memory_spec: MemorySpec, memory: PartsMemory, length: int) -> tuple[int, ...]:
     for start in range(0, length, 8):
         feed(memory_spec, memory, (A, range(start, min(start + 8, length))))
     return memory.tokens_at(A, 0, length)
 
 
-def stored(memory: KvMemory, layer: int, seq: int) -> list[object]:
+def stored(memory: PartsMemory, layer: int, seq: int) -> list[object]:
     return [tensor.tolist() for tensor in held_rows(memory, layer, seq)]  # type: ignore[arg-type]
 
 
@@ -102,7 +103,7 @@ def test_runs_go_straight_into_cells_and_these_are_contiguous_where_they_can_be(
         kept = 0 if run.kind is PartKind.TOKEN else 15
         assert (run.start, run.stop) == (kept, 25)
         assert all(torch.equal(a, b[kept:]) for a, b in zip(run.parts, before.parts, strict=True))
-    cells = memory._base.cells_of(B)
+    cells = memory._tables.base.cells_of(B)
     assert cells.tolist() == list(range(cells[0], cells[0] + 25))
 
 
@@ -139,9 +140,9 @@ def test_more_window_rows_than_fit_are_cut_to_what_does() -> None:
     _, narrow = iswa(cells=30)
     feed(memory_spec, narrow, (C, range(8)))
     narrow.restore(A, tokens, rows, points)
-    first, stop = narrow._tables[1].held_range(A)
+    first, stop = windowed_of(narrow).held_range(A)
     assert (first, stop) == (50, 60)
-    assert narrow._tables[1].held_range(C) == (0, 8)
+    assert windowed_of(narrow).held_range(C) == (0, 8)
     one, two = feed(memory_spec, wide, (A, [800])), feed(memory_spec, narrow, (A, [800]))
     assert all(torch.equal(a, b) for a, b in zip(one[0], two[0], strict=True))
 
@@ -150,7 +151,7 @@ def test_a_full_windows_memory_restores_what_a_short_one_saved_and_knows_what_it
     memory_spec, memory = iswa()
     tokens = grow(memory_spec, memory, 50)
     rows, points = memory.snapshot(A)
-    full = build_iswa(replace(memory_spec, full_windows=True))
+    full = build_memory(replace(memory_spec, full_windows=True))
     full.restore(B, tokens, rows, points)
     assert full.can_resume_at(B, 50)
     assert full.can_resume_at(B, 26)
@@ -161,7 +162,7 @@ def test_a_full_windows_memory_restores_what_a_short_one_saved_and_knows_what_it
 
 def test_a_full_windows_memory_restores_every_row_that_there_is() -> None:
     memory_spec = spec(None, WindowSpec(WINDOW), full_windows=True, num_seqs=3)
-    memory, other = build_iswa(memory_spec), build_iswa(memory_spec)
+    memory, other = build_memory(memory_spec), build_memory(memory_spec)
     for _ in range(3):
         feed(memory_spec, memory, (A, range(20)))
     rows, points = memory.snapshot(A)
@@ -171,7 +172,7 @@ def test_a_full_windows_memory_restores_every_row_that_there_is() -> None:
 
 def test_positions_with_holes_have_no_state() -> None:
     memory_spec = spec()
-    memory = build_kv(memory_spec)
+    memory = build_memory(memory_spec)
     feed(memory_spec, memory, (A, range(10)))
     memory.remove(A, 3, 5)
     with pytest.raises(EditRefused, match="holes"):
@@ -246,5 +247,5 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     with pytest.raises(MemoryError):
         memory.restore(B, tokens, rows, points)
     assert memory.pos_max(B) is None
-    assert memory._tables[1].pos_max(B) is None
+    assert windowed_of(memory).pos_max(B) is None
     assert memory.free_cells() == free

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.cache.cells import CellTable
-from engine.cache.iswa import build_iswa, window_cells
-from engine.cache.kv import KvMemory
+from engine.cache.iswa import window_cells
+from engine.cache.table import build_memory
+from engine.cache.parts_memory import PartsMemory
 from engine.cache.memory import MemorySpec, WindowSpec
 from engine.errors import EditRefused
 from engine.state import PartKind
@@ -16,10 +17,10 @@ from tests.engine.cache.harness import A, B, C, dense, feed, held_rows, queries,
 WINDOW = 6
 
 
-def short(window: WindowSpec, cells: int = 20) -> tuple[MemorySpec, KvMemory]:
+def short(window: WindowSpec, cells: int = 20) -> tuple[MemorySpec, PartsMemory]:
     """A window layer beside a full one, over a table that wraps after `cells` tokens."""
     memory_spec = spec(None, window, max_batch=8)
-    return memory_spec, KvMemory(memory_spec, CellTable(96, 3), CellTable(cells, 3, window.size))
+    return memory_spec, PartsMemory(memory_spec, CellTable(96, 3), CellTable(cells, 3, window.size))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,11 @@ def test_where_a_sequence_says_that_it_can_go_on_it_goes_on_exactly(window: Wind
             ((_, out),) = feed(memory_spec, memory, (seq, new))
             at = range(position, position + 3)
             expected = dense(
-                queries(new, memory_spec.layers[1], 4),
+                queries(new, layers_of(memory_spec)[1], 4),
                 at,
                 tokens[:position] + new,
                 range(position + 3),
-                memory_spec.layers[1],
+                layers_of(memory_spec)[1],
             )
             assert torch.allclose(out.double(), expected, atol=1e-5)
     assert can == [0, *range(18 + WINDOW, 38)]
@@ -109,7 +110,7 @@ def test_where_a_sequence_can_go_on_its_state_is_whole(window: WindowSpec) -> No
 
 def test_the_longest_window_of_a_memory_decides() -> None:
     memory_spec = spec(None, WindowSpec(3), WindowSpec(9), max_batch=8)
-    memory = KvMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 9))
+    memory = PartsMemory(memory_spec, CellTable(96, 3), CellTable(20, 3, 9))
     for _ in range(4):
         feed(memory_spec, memory, (A, range(8)))
     assert [p for p in range(33) if memory.can_resume_at(A, p)] == [0, *range(21, 33)]
@@ -143,7 +144,7 @@ def test_the_middle_cannot_be_removed_from_a_short_window() -> None:
 
 def test_full_windows_allow_every_edit() -> None:
     memory_spec = spec(None, WindowSpec(3), full_windows=True)
-    memory = build_iswa(memory_spec)
+    memory = build_memory(memory_spec)
     assert {part.kind for part in memory.layout} == {PartKind.TOKEN, PartKind.WINDOW}
     feed(memory_spec, memory, (A, range(30)))
     assert all(memory.can_resume_at(A, p) for p in range(31))
@@ -194,7 +195,7 @@ def test_keeping_one_sequence_forgets_the_others_everywhere() -> None:
 
 
 def test_layouts_list_parts_by_kind_then_layer_then_name() -> None:
-    memory = build_iswa(spec(WindowSpec(4), None, WindowSpec(4)))
+    memory = build_memory(spec(WindowSpec(4), None, WindowSpec(4)))
     assert [(part.kind, part.name, part.window) for part in memory.layout] == [
         (PartKind.TOKEN, "kv.k.01", None),
         (PartKind.TOKEN, "kv.v.01", None),

@@ -1,0 +1,168 @@
+"""From what a model declares to where it is kept: the parts of a memory and the tables of their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.cache.cells import CellTable
+from engine.cache.memory import Basis, BlocksSpec, MemorySpec, PartNeed, PointSpec, RowsSpec
+from engine.cache.points import PointBuffer
+from engine.cache.quant import LEAST_ROTATED, Hadamard, hadamard_block
+from engine.cache.rows import PLAIN, RowBuffer
+from engine.errors import ConfigError
+from engine.state import Layout, PartKind, PartSpec
+
+#: the rank of a part in the layout goes by kind first
+_RANKS = {kind: rank for rank, kind in enumerate(PartKind)}
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Token or window rows: cell i of `table` has its row at i of `buffer`."""
+
+    spec: PartSpec
+    need: RowsSpec
+    buffer: RowBuffer
+    table: CellTable
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPart:
+    """Block rows. Positions in `table` are numbers of blocks."""
+
+    spec: PartSpec
+    need: BlocksSpec
+    buffer: RowBuffer
+    table: CellTable
+
+
+@dataclass(frozen=True, slots=True)
+class PointPart:
+    spec: PartSpec
+    need: PointSpec
+    buffer: PointBuffer
+
+
+Part = RowsPart | BlocksPart | PointPart
+
+
+class Tables:
+    """The cell tables of one memory: `base` knows every position, `windowed`, if there is one, the last of
+    them, and `blocks` the closed blocks of each size. Parts of one kind share theirs by reference."""
+
+    def __init__(self, spec: MemorySpec, base: CellTable, windowed: CellTable | None) -> None:
+        self.base = base
+        self.windowed = windowed
+        sizes = {need.block for need in spec.needs.parts if isinstance(need, BlocksSpec)}
+        # Forks can each close a block of their own over the same tokens.
+        self.blocks = {
+            size: CellTable(-(-base.num_cells // size) + spec.num_seqs, spec.num_seqs)
+            for size in sorted(sizes)
+        }
+
+    @property
+    def of_tokens(self) -> tuple[CellTable, ...]:
+        """Those whose positions are tokens'."""
+        return (self.base,) if self.windowed is None else (self.base, self.windowed)
+
+    def of_rows(self, need: RowsSpec) -> CellTable:
+        return self.base if need.window is None or self.windowed is None else self.windowed
+
+    def __iter__(self) -> Iterator[tuple[CellTable, int]]:
+        """Every table, and how many tokens one of its positions stands for."""
+        yield from ((table, 1) for table in self.of_tokens)
+        yield from ((table, size) for size, table in self.blocks.items())
+
+
+class Parts:
+    """The parts of a memory in the order of its layout, and by name and layer."""
+
+    def __init__(self, spec: MemorySpec, tables: Tables) -> None:
+        built = (_build(need, spec, tables) for need in spec.needs.parts)
+        self.all: tuple[Part, ...] = tuple(sorted(built, key=_rank))
+        self.rows: dict[Key, RowsPart] = {}
+        self.blocks: dict[Key, BlocksPart] = {}
+        self.points: dict[Key, PointPart] = {}
+        for part in self.all:
+            key = part.need.name, part.need.layer
+            match part:
+                case RowsPart():
+                    self.rows[key] = part
+                case BlocksPart():
+                    self.blocks[key] = part
+                case PointPart():
+                    self.points[key] = part
+
+    @property
+    def layout(self) -> Layout:
+        return tuple(part.spec for part in self.all)
+
+    @property
+    def stored(self) -> Sequence[RowsPart | BlocksPart]:
+        """Those that have rows, in the order of the layout."""
+        return [part for part in self.all if not isinstance(part, PointPart)]
+
+    @property
+    def rotated(self) -> tuple[str, ...]:
+        """Names of the parts whose rows are Hadamard-rotated."""
+        return tuple(sorted({part.need.name for part in self.stored if part.buffer.hadamard is not None}))
+
+
+def _rank(part: Part) -> tuple[int, int, str]:
+    return _RANKS[part.spec.kind], part.spec.layer, part.spec.name
+
+
+def _build(need: PartNeed, spec: MemorySpec, tables: Tables) -> Part:
+    name = f"{need.name}.{need.layer:02}"
+    match need:
+        case RowsSpec():
+            table = tables.of_rows(need)
+            buffer = _buffer(need, need.heads, need.rotated_sizes, table, spec)
+            kind = PartKind.TOKEN if table is tables.base else PartKind.WINDOW
+            window = None if kind is PartKind.TOKEN or need.window is None else need.window.size
+            shape = (need.heads, need.size)
+            part = PartSpec(name, kind, need.layer, buffer.dtype, shape, window=window)
+            return RowsPart(part, need, buffer, table)
+        case BlocksSpec():
+            table = tables.blocks[need.block]
+            buffer = _buffer(need, 1, (need.size,), table, spec)
+            part = PartSpec(name, PartKind.BLOCK, need.layer, buffer.dtype, (need.size,), block=need.block)
+            return BlocksPart(part, need, buffer, table)
+        case PointSpec():
+            part = PartSpec(name, PartKind.POINT, need.layer, "f32", need.shape)
+            return PointPart(part, need, PointBuffer(need, spec.num_seqs, spec.device))
+
+
+def _buffer(
+    need: RowsSpec | BlocksSpec, heads: int, sizes: tuple[int, ...], table: CellTable, spec: MemorySpec
+) -> RowBuffer:
+    dtype = spec.type_k if need.field == "type_k" else spec.type_v
+    return RowBuffer(
+        table.num_cells,
+        heads,
+        need.size,
+        dtype,
+        spec.dtype,
+        spec.device,
+        need.field,
+        _hadamard(need, dtype, sizes, spec),
+    )
+
+
+def _hadamard(
+    need: RowsSpec | BlocksSpec, dtype: str, sizes: tuple[int, ...], spec: MemorySpec
+) -> Hadamard | None:
+    block = hadamard_block(sizes)
+    match need.basis:
+        case Basis.PLAIN:
+            return None
+        case Basis.QUANTIZED:
+            wanted = dtype not in PLAIN and block >= LEAST_ROTATED
+            return Hadamard(block, spec.device) if wanted else None
+        case Basis.ROTATED:
+            if block < 2:
+                raise ConfigError(f"{need.name}: rows of {need.size} values cannot be rotated")
+            return Hadamard(block, spec.device)

@@ -1,0 +1,319 @@
+"""One memory for the whole family: parts of the four kinds over shared tables, changed together or not at
+all.
+
+Which parts there are is the model's to say and the table of kinds' to check; nothing here asks for a kind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.batch import Batch, Ints, counts_of, split_equal, split_simple
+from engine.cache.cells import CellTable, Move
+from engine.cache.memory import MemorySpec
+from engine.cache.parts import Parts, RowsPart, Tables
+from engine.cache.plan import PartsPlan
+from engine.cache.points import Checkpoints, Frozen
+from engine.cache.rows import Slot
+from engine.cache.snapshots import check_points, restore_parts, snapshot_rows
+from engine.errors import BatchRefused, EditRefused
+from engine.state import Layout, Point, Rows, SeqId
+
+
+class PartsMemory:
+    """See `memory.Memory`."""
+
+    def __init__(self, spec: MemorySpec, base: CellTable, windowed: CellTable | None) -> None:
+        self._spec = spec
+        self._tables = Tables(spec, base, windowed)
+        self._parts = Parts(spec, self._tables)
+        self._checkpoints = Checkpoints(spec.num_seqs, spec.checkpoint_bytes)
+        windows = {part.need.window for part in self._parts.rows.values()}
+        self._windows = tuple(window for window in windows if window is not None)
+        self._plan: PartsPlan | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self._parts.layout
+
+    @property
+    def rotated(self) -> tuple[str, ...]:
+        return self._parts.rotated
+
+    # -- tokens in ---------------------------------------------------------------------------------
+
+    def plan(self, batch: Batch) -> PartsPlan:
+        self._idle()
+        self._check(batch)
+        spec = self._spec
+        if self._parts.points:
+            ubatches = split_equal(batch, spec.max_ubatch, spec.keep_tail)
+        else:
+            ubatches = split_simple(batch, spec.max_ubatch)
+        self._plan = PartsPlan(batch, ubatches, self._parts, self._tables, spec.device, self._ended)
+        return self._plan
+
+    def _ended(self, plan: PartsPlan) -> None:
+        assert self._plan is plan, "a plan ends once"
+        self._plan = None
+
+    def _idle(self) -> None:
+        assert self._plan is None, "the plan before has not ended"
+
+    def _check(self, batch: Batch) -> None:
+        if not 0 < len(batch) <= self._spec.max_batch:
+            raise BatchRefused(f"a batch of {len(batch)} tokens: it can have 1 to {self._spec.max_batch}")
+        for seq, count in counts_of(batch):
+            if not 0 <= seq < self._spec.num_seqs:
+                raise BatchRefused(f"no sequence {seq}: there are {self._spec.num_seqs}")
+            first = self._length(seq)
+            positions = batch.positions[batch.seqs == seq]
+            if not np.array_equal(positions, np.arange(first, first + count)):
+                raise BatchRefused(f"positions of sequence {seq} must go on at {first} without a hole")
+
+    # -- edits -------------------------------------------------------------------------------------
+
+    def remove(self, seq: SeqId | None, start: int, stop: int | None) -> None:
+        self._idle()
+        ends = {}
+        for one in self._chosen(seq):
+            end = self._length(one)
+            last = end if stop is None else min(stop, end)
+            if start >= last:
+                continue
+            if last < end:
+                self._refuse_hole()
+            elif not self.can_resume_at(one, start):
+                raise EditRefused(f"sequence {one} cannot go on at {start}: {self._lacks(one, start)}")
+            ends[one] = last
+        for table in self._tables.of_tokens:
+            table.remove(seq, start, stop)
+        for one in ends:
+            for size, blocks in self._tables.blocks.items():
+                blocks.remove(one, start // size, None)
+            if self._parts.points:
+                self._set_points(one, self._checkpoints.at(one, start))
+                self._checkpoints.cut(one, start)
+
+    def copy(self, source: SeqId, target: SeqId, start: int = 0, stop: int | None = None) -> None:
+        self._idle()
+        if source == target:
+            raise EditRefused(f"sequence {source} cannot be copied onto itself")
+        end = self._length(source)
+        stop = end if stop is None else min(stop, end)
+        if start > 0:
+            self._refuse_hole()
+        elif not self.can_resume_at(source, stop):
+            lacks = self._lacks(source, stop)
+            raise EditRefused(f"sequence {source} cannot be copied up to {stop}: {lacks}")
+        for table in self._tables.of_tokens:
+            table.copy(source, target, start, stop)
+        for size, blocks in self._tables.blocks.items():
+            blocks.copy(source, target, 0, stop // size)
+        if self._parts.points:
+            live = stop == end and stop > 0
+            self._set_points(target, self._freeze(source) if live else self._checkpoints.at(source, stop))
+            self._checkpoints.copy(source, target, stop)
+
+    def keep(self, seq: SeqId) -> None:
+        self._idle()
+        for table, _ in self._tables:
+            table.keep(seq)
+        for one in self._chosen(None):
+            if one != seq:
+                self._set_points(one, None)
+                self._checkpoints.cut(one, 0)
+
+    def shift(self, seq: SeqId | None, start: int, stop: int | None, delta: int) -> None:
+        def moved(positions: Ints) -> Ints:
+            return positions + delta
+
+        self._move([table.plan_move(seq, start, stop, moved) for table in self._movable()])
+
+    def discard(self, seq: SeqId, start: int, stop: int) -> None:
+        tables = self._movable()
+        owners = [table.owners[seq].copy() for table in tables]
+
+        def moved(positions: Ints) -> Ints:
+            return positions + (start - stop)
+
+        try:
+            for table in tables:
+                table.remove(seq, start, stop)
+            moves = [table.plan_move(seq, stop, None, moved) for table in tables]
+        except BaseException:
+            for table, owned in zip(tables, owners, strict=True):
+                table.owners[seq] = owned
+            raise
+        self._move(moves)
+
+    def divide(self, seq: SeqId | None, start: int, stop: int | None, divisor: int) -> None:
+        if divisor < 1:
+            raise EditRefused(f"positions cannot be divided by {divisor}")
+
+        def divided(positions: Ints) -> Ints:
+            return positions // divisor
+
+        self._move([table.plan_move(seq, start, stop, divided) for table in self._movable()])
+
+    def refuse_shift(self) -> str | None:
+        if self._parts.points:
+            return "its recurrent state cannot forget a token that it has read"
+        if self._parts.blocks:
+            return "rows of closed blocks cannot be moved"
+        if self._has_short_window():
+            return "rows that its sliding windows have dropped cannot be moved (full_windows keeps them)"
+        return None
+
+    def _movable(self) -> tuple[CellTable, ...]:
+        self._idle()
+        refusal = self.refuse_shift()
+        if refusal is not None:
+            raise EditRefused(refusal)
+        return self._tables.of_tokens
+
+    def _move(self, moves: list[Move]) -> None:
+        """Carry out one move a table: rows first, while the sources are still where they were."""
+        for table, move in zip(self._tables.of_tokens, moves, strict=True):
+            copied = move.sources != move.targets
+            for part in self._parts.rows.values():
+                if part.table is table:
+                    self._move_rows(part, move, copied)
+            table.apply_move(move)
+
+    def _move_rows(self, part: RowsPart, move: Move, copied: np.ndarray) -> None:
+        """What RoPE turned is turned by how far it moves, in float32 and un-rotated; the rest is copied if
+        at all."""
+        device, turned, buffer = self._spec.device, part.need.turned, part.buffer
+        if turned is None:
+            source, target = Slot.of(move.sources[copied], device), Slot.of(move.targets[copied], device)
+            if len(source):
+                buffer.write_bytes(target, buffer.read_bytes(source))
+        elif len(move.sources):
+            rows = buffer.read_plain(Slot.of(move.sources, device)).clone()
+            values = slice(turned.start, turned.start + turned.rotary.n_rot)
+            deltas = torch.from_numpy(move.deltas)
+            rows[..., values] = turned.rotary.rerotate(rows[..., values], deltas)
+            buffer.write(Slot.of(move.targets, device), rows)
+
+    def _refuse_hole(self) -> None:
+        """Raises EditRefused where only the end of a sequence can go."""
+        if self._parts.points:
+            raise EditRefused("only the end of a sequence can be removed from a recurrent state")
+        if self._parts.blocks:
+            raise EditRefused("only the end of a sequence can be removed from closed blocks")
+        if self._has_short_window():
+            raise EditRefused("only the end of a sequence can be removed from a sliding window")
+
+    def _has_short_window(self) -> bool:
+        return any(table.window is not None for table in self._tables.of_tokens)
+
+    def _chosen(self, seq: SeqId | None) -> list[SeqId]:
+        return [seq] if seq is not None else [SeqId(i) for i in range(self._spec.num_seqs)]
+
+    # -- point state -------------------------------------------------------------------------------
+
+    def mark(self, seq: SeqId) -> None:
+        self._idle()
+        length = self._length(seq)
+        if self._parts.points and length:
+            self._checkpoints.add(seq, length, self._freeze(seq))
+
+    def _freeze(self, seq: SeqId) -> Frozen:
+        return tuple(part.buffer.read_bytes(seq) for part in self._parts.points.values())
+
+    def _set_points(self, seq: SeqId, frozen: Frozen | None) -> None:
+        """None: as before the first token."""
+        for index, part in enumerate(self._parts.points.values()):
+            if frozen is None:
+                part.buffer.clear(seq)
+            else:
+                part.buffer.write_bytes(seq, frozen[index])
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def _length(self, seq: SeqId) -> int:
+        return self._tables.base.next_position(seq)
+
+    def pos_min(self, seq: SeqId) -> int | None:
+        return self._tables.base.pos_min(seq)
+
+    def pos_max(self, seq: SeqId) -> int | None:
+        return self._tables.base.pos_max(seq)
+
+    def can_resume_at(self, seq: SeqId, position: int) -> bool:
+        length = self._length(seq)
+        return 0 <= position <= length and self._has_point(seq, position) and self._has_window(seq, position)
+
+    def last_resumable(self, seq: SeqId, at_most: int) -> int:
+        length = self._length(seq)
+        at_most = min(at_most, length)
+        if self._parts.points:
+            candidates = [at for at in (*self._checkpoints.positions(seq), length) if at <= at_most]
+        elif self._windows:
+            candidates = list(range(at_most + 1))
+        else:
+            return at_most
+        return next((at for at in reversed(candidates) if self.can_resume_at(seq, at)), 0)
+
+    def _has_point(self, seq: SeqId, position: int) -> bool:
+        if not self._parts.points or position in (0, self._length(seq)):
+            return True
+        return self._checkpoints.at(seq, position) is not None
+
+    def _has_window(self, seq: SeqId, position: int) -> bool:
+        windowed = self._tables.windowed
+        if windowed is None:
+            return True
+        needed = self._needed_from(position)
+        held = windowed.positions_of(seq, needed, position)
+        return np.array_equal(held, self._tables.base.positions_of(seq, needed, position))
+
+    def _lacks(self, seq: SeqId, position: int) -> str:
+        if not self._has_point(seq, position):
+            nearest = self.last_resumable(seq, position)
+            return f"there is no checkpoint; the nearest before is {nearest}"
+        return "its window rows are gone"
+
+    def _needed_from(self, position: int) -> int:
+        """The first window row that going on at `position` needs, in any layer."""
+        return min((window.needed_from(position) for window in self._windows), default=position)
+
+    def free_cells(self) -> int:
+        return min(int(table.takeable().sum()) for table in self._tables.of_tokens)
+
+    def tokens_at(self, seq: SeqId, start: int, stop: int) -> tuple[int, ...]:
+        base = self._tables.base
+        return tuple(base.tokens[base.cells_of(seq, start, stop)].tolist())
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def snapshot(self, seq: SeqId, since: int = 0) -> tuple[tuple[Rows, ...], tuple[Point, ...]]:
+        self._idle()
+        base, length = self._tables.base, self._length(seq)
+        if not np.array_equal(base.positions_of(seq), np.arange(length)):
+            raise EditRefused(f"positions of sequence {seq} have holes: it has no state that can be saved")
+        return snapshot_rows(self._parts, seq, since, length), self._points(seq, since, length)
+
+    def _points(self, seq: SeqId, since: int, length: int) -> tuple[Point, ...]:
+        """Checkpoints after `since`, and the live state."""
+        if not self._parts.points or not length:
+            return ()
+        kept = {at: self._checkpoints.at(seq, at) for at in self._checkpoints.positions(seq)}
+        earlier = [Point(at, frozen) for at, frozen in kept.items() if since < at < length and frozen]
+        return (*earlier, Point(length, self._freeze(seq)))
+
+    def restore(
+        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+    ) -> None:
+        self._idle()
+        if self._length(seq):
+            raise EditRefused(f"sequence {seq} is not empty")
+        length = len(tokens)
+        frozen = check_points(self._parts, points, length)
+        restore_parts(self._parts, self._tables, seq, tokens, rows, self._needed_from(length))
+        self._set_points(seq, frozen.get(length))
+        for position, kept in frozen.items():
+            if position < length:
+                self._checkpoints.add(seq, position, kept)

@@ -1,0 +1,82 @@
+"""Point state: what is true at exactly one position of a sequence, and the checkpoints kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.cache.memory import PointSpec
+from engine.state import SeqId, least_missed
+
+#: The point state of one sequence at one position: the bytes of every part, never changed.
+Frozen = tuple[torch.Tensor, ...]
+
+
+class PointBuffer:
+    """The live state of one part, for every sequence: float32 [num_seqs, *shape]."""
+
+    def __init__(self, spec: PointSpec, num_seqs: int, device: torch.device) -> None:
+        self.shape = spec.shape
+        self._data = torch.zeros((num_seqs, *spec.shape), dtype=torch.float32, device=device)
+
+    def read(self, seqs: Sequence[SeqId]) -> torch.Tensor:
+        """A copy of the state of `seqs`, [seqs, *shape]."""
+        return self._data[list(seqs)]
+
+    def write(self, seqs: Sequence[SeqId], values: torch.Tensor) -> None:
+        self._data[list(seqs)] = values.to(self._data)
+
+    def clear(self, seq: SeqId) -> None:
+        """As before the first token."""
+        self._data[seq] = 0
+
+    def read_bytes(self, seq: SeqId) -> torch.Tensor:
+        """A copy, uint8 [row_nbytes]."""
+        return self._data[seq].clone().view(-1).view(torch.uint8)
+
+    def write_bytes(self, seq: SeqId, stored: torch.Tensor) -> None:
+        """Put bytes back that `read_bytes` gave, here or elsewhere."""
+        if stored.data_ptr() % 4 or stored.storage_offset() % 4:
+            stored = stored.clone()
+        self._data[seq] = stored.contiguous().view(torch.float32).view(self.shape).to(self._data)
+
+
+class Checkpoints:
+    """Frozen point states by sequence and position, within a budget of bytes; forks share them."""
+
+    def __init__(self, num_seqs: int, budget: int) -> None:
+        self._by_seq: list[dict[int, Frozen]] = [{} for _ in range(num_seqs)]
+        self._budget = budget
+
+    def positions(self, seq: SeqId) -> tuple[int, ...]:
+        """Rising."""
+        return tuple(sorted(self._by_seq[seq]))
+
+    def at(self, seq: SeqId, position: int) -> Frozen | None:
+        return self._by_seq[seq].get(position)
+
+    def add(self, seq: SeqId, position: int, frozen: Frozen) -> None:
+        """Keep `frozen`, and let others go until all fit: of the sequence that has most, the one that is
+        least missed."""
+        self._by_seq[seq][position] = frozen
+        while self.nbytes() > self._budget:
+            fullest = max(self._by_seq, key=len)
+            positions = sorted(fullest)
+            self._forget(fullest[positions[least_missed(positions)]])
+
+    def cut(self, seq: SeqId, length: int) -> None:
+        """Forget those beyond `length`."""
+        self._by_seq[seq] = {at: kept for at, kept in self._by_seq[seq].items() if at <= length}
+
+    def copy(self, source: SeqId, target: SeqId, stop: int) -> None:
+        self._by_seq[target] = {at: kept for at, kept in self._by_seq[source].items() if at <= stop}
+
+    def nbytes(self) -> int:
+        """Bytes kept, those that sequences share counted once."""
+        kept = {id(frozen): frozen for by_position in self._by_seq for frozen in by_position.values()}
+        return sum(part.numel() for frozen in kept.values() for part in frozen)
+
+    def _forget(self, victim: Frozen) -> None:
+        for seq, by_position in enumerate(self._by_seq):
+            self._by_seq[seq] = {at: kept for at, kept in by_position.items() if kept is not victim}
