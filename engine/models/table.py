@@ -6,16 +6,26 @@ from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
 from engine.models.base import Model, Placement, WeightSource, read_hparams
+from engine.models.fields import Fields
 from engine.models.gemma3 import Gemma3
 from engine.models.llama import Llama
 
-MODELS: Mapping[str, Callable[[WeightSource, Placement], Model]] = {
+#: Tokens of a model without positions, whose configuration says no length that it was trained for.
+DEFAULT_CONTEXT = 32_768
+
+Build = Callable[[WeightSource, Placement], Model]
+
+#: families whose tensors and numbers go by GGUF's names
+GGUF_NAMED: Mapping[str, Build] = {
     "gemma3": Gemma3,
     "llama": Llama,
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
 }
+#: families that are read from a Hugging Face folder as it is, by model_type
+HUB_NAMED: Mapping[str, Build] = {}
+MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
 
 def check_architecture(name: str) -> None:
@@ -28,6 +38,8 @@ def check_architecture(name: str) -> None:
 def context_length(weights: WeightSource) -> int:
     """Tokens that the model was trained for. Raises UnknownArchitecture, WeightsRefused."""
     check_architecture(weights.architecture)
+    if weights.architecture in HUB_NAMED:
+        return Fields(weights).count("max_position_embeddings", default=DEFAULT_CONTEXT)
     return read_hparams(weights).n_ctx_train
 
 

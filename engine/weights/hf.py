@@ -1,39 +1,27 @@
-"""`Weights` of a Hugging Face folder: safetensors, config.json, tokenizer.json, and a chat template."""
+"""`Weights` of a Hugging Face folder whose family has GGUF's names for tensors and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
 
-from engine.errors import ModelNotFound, WeightsRefused
-from engine.weights.hf_config import HfConfig, token_ids
+from engine.errors import WeightsRefused
+from engine.weights.hf_config import HfConfig
+from engine.weights.hf_folder import HfFolder, read_config
 from engine.weights.hparams import Hparam, checked_hparams
 from engine.weights.names import engine_name, is_norm
-from engine.weights.shards import Shards, read_json
-from engine.weights.vocabulary import HfTokenizerFiles
-
-_MAX_TOKENIZER = 256 * 2**20
-_MAX_TEMPLATE = 2**20
 
 
-class HfWeights:
+class HfWeights(HfFolder):
     """An opened folder. Raises ModelNotFound where there is no config.json, WeightsRefused for damage."""
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
-        self._folder = folder
-        self.name = name or folder.resolve().name
-        try:
-            tree = read_json(folder / "config.json")
-        except FileNotFoundError:
-            raise ModelNotFound(
-                f"no model in {folder}: it has no config.json (a GGUF file is named itself)"
-            ) from None
-        self._config = HfConfig(tree, self.name)
+        super().__init__(folder, name, read_config(folder))
+        self._config = HfConfig(self._tree, self.name)
 
     @property
     def architecture(self) -> str:
@@ -49,37 +37,6 @@ class HfWeights:
         if tied and self._config.ties is False:
             raise WeightsRefused(f"{self.name}: lm_head.weight is missing")
         return checked_hparams(given, architecture=self.architecture, model=self.name, tied=tied)
-
-    @cached_property
-    def tokenizer_data(self) -> HfTokenizerFiles:
-        path = self._folder / "tokenizer.json"
-        if not path.is_file():
-            raise WeightsRefused(f"{self.name}: the folder has no tokenizer.json")
-        if path.stat().st_size > _MAX_TOKENIZER:
-            raise WeightsRefused(f"{self.name}: tokenizer.json is {path.stat().st_size} bytes long")
-        given = self._tokenizer_config
-        ends = (*self._config.end_ids(), *token_ids(self._json("generation_config.json").get("eos_token_id")))
-        settings = {
-            "bos_token": _token_text(given.get("bos_token")),
-            "eos_token": _token_text(given.get("eos_token")),
-            "add_bos_token": given.get("add_bos_token"),
-            "end_ids": tuple(sorted(set(ends))),
-        }
-        return HfTokenizerFiles(self.name, path.read_bytes(), settings)
-
-    @cached_property
-    def chat_template(self) -> str | None:
-        """A file of its own, then the tokenizer's settings, then the older file of its own."""
-        path = self._folder / "chat_template.jinja"
-        if path.is_file():
-            if path.stat().st_size > _MAX_TEMPLATE:
-                raise WeightsRefused(f"{self.name}: chat_template.jinja is {path.stat().st_size} bytes long")
-            return path.read_text(encoding="utf-8", errors="replace")
-        for tree in (self._tokenizer_config, self._json("chat_template.json")):
-            found = _template(tree.get("chat_template"))
-            if found is not None:
-                return found
-        return None
 
     @cached_property
     def digest(self) -> str:
@@ -111,10 +68,6 @@ class HfWeights:
         return value.to(dtype, copy=True).contiguous()
 
     @cached_property
-    def _shards(self) -> Shards:
-        return Shards(self._folder)
-
-    @cached_property
     def _stored(self) -> Mapping[str, str]:
         """Our name of every tensor that the engine knows -> the name in the file."""
         table: dict[str, str] = {}
@@ -131,33 +84,8 @@ class HfWeights:
     def _factors(self) -> Mapping[str, list[float]]:
         return self._config.factors()
 
-    @cached_property
-    def _tokenizer_config(self) -> Mapping[str, Any]:
-        return self._json("tokenizer_config.json")
-
-    def _json(self, name: str) -> Mapping[str, Any]:
-        """A file that may be absent."""
-        path = self._folder / name
-        return read_json(path) if path.is_file() else {}
-
     def _stored_name(self, name: str) -> str:
         try:
             return self._stored[name]
         except KeyError:
             raise WeightsRefused(f"{self.name}: tensor {name} is missing") from None
-
-
-def _token_text(value: object) -> str | None:
-    """A token as settings write it: its text, or an object with the text inside."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _template(value: object) -> str | None:
-    """One template, or the default one of several."""
-    if isinstance(value, str):
-        return value
-    named = value if isinstance(value, list) else []
-    found = [item for item in named if isinstance(item, Mapping) and item.get("name") == "default"]
-    return _template(found[0].get("template")) if found else None

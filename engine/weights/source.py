@@ -8,7 +8,10 @@ from engine.errors import ModelNotFound, WeightsRefused
 from engine.weights.catalog import CATALOG
 from engine.weights.from_gguf import GgufWeights
 from engine.weights.hf import HfWeights
+from engine.weights.hf_config import ARCHITECTURES
+from engine.weights.hf_folder import read_config
 from engine.weights.hub import PREFIX, HubName, download
+from engine.weights.hub_names import HubWeights
 from engine.weights.weights import Weights
 
 
@@ -28,7 +31,8 @@ def _opened(path: Path, name: str | None) -> Weights:
     """`name` is what a folder is called, if that is not in its path."""
     try:
         if path.is_dir():
-            return HfWeights(path, name)
+            known = read_config(path).get("model_type") in ARCHITECTURES
+            return HfWeights(path, name) if known else HubWeights(path, name)
         if path.exists():
             return GgufWeights(path)
     except OSError as error:

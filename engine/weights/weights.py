@@ -36,7 +36,7 @@ class Weights(Protocol):
         """GGUF's word for the family: llama (mistral too), qwen2, qwen3, gemma3, or one we do not know."""
 
     @property
-    def hparams(self) -> Mapping[str, Hparam]:
+    def hparams(self) -> Mapping[str, object]:
         """Checked hyperparameters. Raises WeightsRefused, naming the field that is missing or absurd."""
 
     @property

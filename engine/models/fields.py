@@ -1,0 +1,126 @@
+"""A model's configuration as its folder gives it: fields by name, checked when they are read.
+
+What was read is remembered, since all of it decides what the model's rows mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from engine.errors import WeightsRefused
+from engine.models.base import WeightSource
+from engine.state import Value
+
+Word = TypeVar("Word", bound=str)
+
+#: More than any field of a real model says; larger ones would be allocated for.
+MOST = 2**31 - 1
+_MAX_LIST = 8192
+
+
+class Fields:
+    """Each verb raises WeightsRefused, with the field's name, where it is missing or makes no sense."""
+
+    def __init__(self, weights: WeightSource) -> None:
+        self._values = weights.hparams
+        self._path = ""
+        self._read: dict[str, Value] = {}
+
+    @property
+    def meaning(self) -> Mapping[str, Value]:
+        """Every field that was read, as the fingerprint has it."""
+        return {f"config.{name}": value for name, value in sorted(self._read.items())}
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and is not null."""
+        return self._values.get(name) is not None
+
+    def section(self, name: str) -> Fields:
+        """An object within the object; empty where there is none."""
+        value = self._values.get(name, {})
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.refused(name, value)
+        inner = object.__new__(Fields)
+        inner._values, inner._path, inner._read = value, f"{self._path}{name}.", self._read
+        return inner
+
+    def count(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """A whole number in [least, most]."""
+        value = self._get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.refused(name, value)
+        self._read[self._path + name] = value
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+            raise self.refused(name, value)
+        self._read[self._path + name] = float(value)
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.refused(name, value)
+        self._read[self._path + name] = value
+        return value
+
+    def word(self, name: str, allowed: Sequence[str], default: str | None = None) -> str:
+        """One of `allowed`."""
+        value = self._get(name, default)
+        if value not in allowed:
+            raise self.refused(name, value)
+        self._read[self._path + name] = str(value)
+        return str(value)
+
+    def words(self, name: str, length: int, allowed: Sequence[str]) -> tuple[str, ...]:
+        """`length` words, each one of `allowed`."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or len(value) != length or not set(map(str, value)) <= set(allowed):
+            raise self.refused(name, value)
+        self._read[self._path + name] = " ".join(value)
+        return tuple(value)
+
+    def counts(self, name: str, least: int = 0, most: int = MOST) -> tuple[int, ...]:
+        """A list of whole numbers in [least, most]."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or len(value) > _MAX_LIST:
+            raise self.refused(name, value)
+        for item in value:
+            if type(item) is not int or not least <= item <= most:
+                raise self.refused(name, item)
+        self._read[self._path + name] = " ".join(map(str, value))
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or len(value) > _MAX_LIST:
+            raise self.refused(name, value)
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not abs(item) < 1e15:
+                raise self.refused(name, item)
+        self._read[self._path + name] = " ".join(map(repr, value))
+        return tuple(float(item) for item in value)
+
+    def only(self, name: str, value: Value, default: Value = None) -> None:
+        """The field must be `value`, or be absent where `default` is it: the engine knows no other."""
+        given = self._values.get(name, default)
+        if given != value:
+            raise self.refused(name, given)
+
+    def refused(self, name: str, value: object) -> WeightsRefused:
+        """What to raise for a field's value."""
+        shown = value if isinstance(value, str) else repr(value)[:80]
+        if value is None:
+            return WeightsRefused(f"the model's configuration lacks {self._path}{name}")
+        return WeightsRefused(f"the model's {self._path}{name}: {shown} is not supported")
+
+    def _get(self, name: str, default: object) -> object:
+        value = self._values.get(name)
+        return default if value is None else value

@@ -1,0 +1,41 @@
+"""Mixtures of experts: which experts a token goes to is the family's law, what they compute is the same."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from engine.models.layers import Activation
+
+
+class Experts:
+    """Gated feed-forward experts.
+
+    `gate_up` [experts, 2 * inner, width] holds the gate's rows, then those of up; `down` is [experts, width,
+    inner].
+    """
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+
+    def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [tokens, width] in the model's dtype; `chosen` [tokens, k] numbers of experts, and float32
+        `weights` [tokens, k] of their outputs. Returns float32 [tokens, width].
+
+        Tokens are gathered by expert, so that each expert is read once; outputs of a token are summed in
+        the order in which its experts were chosen.
+        """
+        num_tokens, k = chosen.shape
+        flat = chosen.reshape(-1)
+        order = flat.argsort(stable=True)
+        out = torch.empty((num_tokens * k, x.shape[1]), dtype=torch.float32, device=x.device)
+        experts, counts = torch.unique_consecutive(flat[order], return_counts=True)
+        start = 0
+        for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
+            rows = order[start : start + count]
+            start += count
+            gate, up = F.linear(x[rows // k], self._gate_up[expert]).chunk(2, -1)
+            out[rows] = F.linear(self._activation(gate) * up, self._down[expert]).float()
+        return (out.view(num_tokens, k, -1) * weights[:, :, None]).sum(1)
