@@ -14,6 +14,7 @@ import torch
 from engine.admission import check_state
 from engine.cache.memory import Memory, MemorySpec
 from engine.cache.table import build_memory
+from engine.canary import canary_drift
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError
 from engine.fingerprint import Source, fingerprint
@@ -29,11 +30,13 @@ from engine.state import (
     Fingerprint,
     Layout,
     NextLogits,
+    PartKind,
     Pending,
     SamplerParams,
     SeqId,
     SequenceState,
     Span,
+    parts_of,
 )
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
@@ -70,6 +73,7 @@ class Engine:
         self.config = resolve(config, model.n_ctx_train, probe_machine())
         torch.set_num_threads(self.config.threads)
         self._memory: Memory = build_memory(self._memory_spec())
+        self._has_points = bool(parts_of(self._memory.layout, PartKind.POINT))
         self._slots = Slots(self._memory, self.config.num_seqs)
         self.fingerprint: Fingerprint = fingerprint(
             model, self._memory, self.config, source.weights_digest, tokenizer.digest
@@ -166,7 +170,7 @@ class Engine:
         shared = done = self.share(seq, ids)
         try:
             while done < len(ids) and not (cancel and cancel()):
-                part = ids[done : done + self.config.max_batch]
+                part = ids[done : done + self._stride(seq)]
                 self.advance({seq: part})
                 done += len(part)
                 if progress:
@@ -204,6 +208,8 @@ class Engine:
             record = self._slots[seq]
             record.append(work[seq])
             record.follow(logits)
+            if self._until_checkpoint(seq) <= 0:
+                self._memory.mark(seq)
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading `tokens` a feed to an empty sequence would share."""
@@ -289,6 +295,16 @@ class Engine:
         """Whether `rewind` to `length` would be done."""
         return length <= self.length(seq) and self._memory.can_resume_at(seq, length)
 
+    def last_resumable(self, seq: SeqId, at_most: int) -> int:
+        """The largest length of at most `at_most` that the sequence could be cut to; 0 if no other."""
+        return self._memory.last_resumable(seq, min(at_most, self.length(seq)))
+
+    def mark(self, seq: SeqId) -> None:
+        """Remember the sequence's point state, if its model has any, so that it can be cut back to here: at
+        the borders of turns. Within a long prompt this is done by itself."""
+        if self.length(seq):
+            self._memory.mark(seq)
+
     def shift(self, seq: SeqId, n_keep: int, n_discard: int = 0) -> int:
         """Drop tokens after the first `n_keep` and move the rest up. `n_discard` 0 means half of what is
         left; one token at least stays. Returns how many went. Raises EditRefused where memory cannot, and
@@ -345,24 +361,25 @@ class Engine:
         return seq
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
-        """Compute the last token again, aside, and compare with `canary`: the largest |difference| of
-        its logits. The sequence stays as it is. Raises EditRefused, NoSlot."""
-        tokens = self._slots[seq].tokens
-        if canary.position != len(tokens) - 1:
-            raise EditRefused(f"the canary is of position {canary.position}, not of the last token")
-        aside = self._slots.scratch()
-        try:
-            self._memory.copy(seq, aside, 0, len(tokens) - 1)
-            logits = self._compute({aside: (len(tokens) - 1, tokens[-1:])})[aside]
-        finally:
-            self._slots.discard(aside)
-        expected = torch.tensor(canary.logits, dtype=torch.float32)
-        return float((logits[list(canary.ids)] - expected).abs().max())
+        """How far `canary` is from what this engine computes. See `engine.canary`."""
+        return canary_drift(self._model, self._memory, self._slots, seq, canary, self.config.max_batch)
 
     # --- parts of the verbs -------------------------------------------------------------------
 
     def _compute(self, work: Work) -> dict[SeqId, torch.Tensor]:
         return compute(self._model, self._memory, self._slots, work)
+
+    def _until_checkpoint(self, seq: SeqId) -> int:
+        """Tokens that may follow before a checkpoint is due; never any where the model needs none."""
+        if not self._has_points:
+            return self.config.n_ctx
+        length = self.length(seq)
+        last = self._memory.last_resumable(seq, length - 1) if length else 0
+        return self.config.checkpoint_every - (length - last)
+
+    def _stride(self, seq: SeqId) -> int:
+        """How many tokens of a prompt go in at once: a batch, but none that skips a checkpoint."""
+        return max(1, min(self.config.max_batch, self._until_checkpoint(seq)))
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raises BatchRefused for an id that the model has no embedding of."""

@@ -64,8 +64,8 @@ class Slots:
         """The sequence that shares the most leading tokens, as far as it could go on from there."""
         best: tuple[SeqId, int] | None = None
         for seq, record in [*self._live.items(), *self._idle.items()]:
-            length = record.shareable(tokens)
-            if length and (best is None or length > best[1]) and self._memory.can_resume_at(seq, length):
+            length = self._memory.last_resumable(seq, record.shareable(tokens))
+            if length and (best is None or length > best[1]):
                 best = seq, length
         if best is not None and best[0] in self._idle:
             self._idle.move_to_end(best[0])

@@ -249,12 +249,10 @@ class PartsMemory:
     def last_resumable(self, seq: SeqId, at_most: int) -> int:
         length = self._length(seq)
         at_most = min(at_most, length)
-        if self._parts.points:
-            candidates = [at for at in (*self._checkpoints.positions(seq), length) if at <= at_most]
-        elif self._windows:
-            candidates = list(range(at_most + 1))
-        else:
-            return at_most
+        if not self._parts.points:
+            # Who goes back further needs window rows that are older still.
+            return at_most if self._has_window(seq, at_most) else 0
+        candidates = [at for at in (*self._checkpoints.positions(seq), length) if at <= at_most]
         return next((at for at in reversed(candidates) if self.can_resume_at(seq, at)), 0)
 
     def _has_point(self, seq: SeqId, position: int) -> bool:

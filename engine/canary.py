@@ -1,0 +1,36 @@
+"""The canary of a state: its last token computed again, before rows of another build are believed."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.cache.memory import Memory
+from engine.errors import EditRefused
+from engine.models.base import Model
+from engine.passes import compute
+from engine.slots import Slots
+from engine.state import Canary, SeqId
+
+
+def canary_drift(
+    model: Model, memory: Memory, slots: Slots, seq: SeqId, canary: Canary, max_batch: int
+) -> float:
+    """The largest |difference| between `canary` and the logits that this engine computes there.
+
+    It reads from the last position before the end that the sequence could go on from: the last token
+    alone, or where there is point state the tokens since a checkpoint. The sequence stays as it is.
+    Raises EditRefused, NoSlot.
+    """
+    tokens = slots[seq].tokens
+    if canary.position != len(tokens) - 1:
+        raise EditRefused(f"the canary is of position {canary.position}, not of the last token")
+    start = memory.last_resumable(seq, len(tokens) - 1)
+    aside = slots.scratch()
+    try:
+        memory.copy(seq, aside, 0, start)
+        for at in range(start, len(tokens), max_batch):
+            logits = compute(model, memory, slots, {aside: (at, tokens[at : at + max_batch])})[aside]
+    finally:
+        slots.discard(aside)
+    expected = torch.tensor(canary.logits, dtype=torch.float32)
+    return float((logits[list(canary.ids)] - expected).abs().max())
