@@ -362,7 +362,8 @@ class Engine:
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
         """How far `canary` is from what this engine computes. See `engine.canary`."""
-        return canary_drift(self._model, self._memory, self._slots, seq, canary, self.config.max_batch)
+        reach = self.config.checkpoint_every if self._has_points else 0
+        return canary_drift(self._model, self._memory, self._slots, seq, canary, reach, self.config.max_batch)
 
     # --- parts of the verbs -------------------------------------------------------------------
 
