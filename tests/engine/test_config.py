@@ -10,25 +10,8 @@ import torch
 
 from engine.config import EngineConfig, Probe, probe_machine, resolve
 from engine.errors import ConfigError, DeviceMissing
-from engine.models.base import Hparams
 
-HPARAMS = Hparams(
-    architecture="llama",
-    n_ctx_train=4096,
-    num_layers=2,
-    width=64,
-    num_heads=2,
-    num_kv_heads=1,
-    head_size=32,
-    head_size_v=32,
-    ffn_width=96,
-    rms_eps=1e-6,
-    rope_base=10000.0,
-    n_rot=32,
-    scale=0.1,
-    windows=(None, None),
-    vocab_size=300,
-)
+N_CTX_TRAIN = 4096
 BARE = Probe(num_cuda=0, mps=False, fast_bf16=False, num_threads=3)
 FAST = dataclasses.replace(BARE, fast_bf16=True)
 GPUS = dataclasses.replace(BARE, num_cuda=2)
@@ -78,11 +61,11 @@ def test_a_value_of_another_type_or_range_is_refused_by_name(name: str, value: o
 
 
 def test_open_ends_are_settled() -> None:
-    settled = resolve(EngineConfig(), HPARAMS, BARE)
+    settled = resolve(EngineConfig(), N_CTX_TRAIN, BARE)
     assert settled.n_ctx == settled.num_cells == 4096
     assert settled.threads == 3
     assert (settled.device, settled.dtype) == (torch.device("cpu"), torch.float32)
-    chosen = resolve(EngineConfig(n_ctx=100, num_cells=700, threads=1), HPARAMS, BARE)
+    chosen = resolve(EngineConfig(n_ctx=100, num_cells=700, threads=1), N_CTX_TRAIN, BARE)
     assert (chosen.n_ctx, chosen.num_cells, chosen.threads) == (100, 700, 1)
 
 
@@ -103,7 +86,7 @@ def test_open_ends_are_settled() -> None:
 def test_auto_is_what_the_machine_does_well(
     config: dict[str, Any], probe: Probe, device: str, dtype: str
 ) -> None:
-    settled = resolve(EngineConfig(**config), HPARAMS, probe)
+    settled = resolve(EngineConfig(**config), N_CTX_TRAIN, probe)
     assert str(settled.device) == device
     assert settled.dtype is getattr(torch, dtype)
 
@@ -111,27 +94,27 @@ def test_auto_is_what_the_machine_does_well(
 @pytest.mark.parametrize("main_gpu", [-1, 2, 99])
 def test_main_gpu_is_checked_only_where_a_gpu_will_be_used(main_gpu: int) -> None:
     with pytest.raises(DeviceMissing, match=r"main_gpu.*2 GPU"):
-        resolve(EngineConfig(main_gpu=main_gpu), HPARAMS, GPUS)
+        resolve(EngineConfig(main_gpu=main_gpu), N_CTX_TRAIN, GPUS)
     for probe in (BARE, METAL):
-        resolve(EngineConfig(main_gpu=main_gpu), HPARAMS, probe)
-    resolve(EngineConfig(main_gpu=main_gpu, device="cpu"), HPARAMS, GPUS)
+        resolve(EngineConfig(main_gpu=main_gpu), N_CTX_TRAIN, probe)
+    resolve(EngineConfig(main_gpu=main_gpu, device="cpu"), N_CTX_TRAIN, GPUS)
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_refused_by_name(device: str) -> None:
     with pytest.raises(DeviceMissing, match=device):
-        resolve(EngineConfig(device=device), HPARAMS, BARE)
+        resolve(EngineConfig(device=device), N_CTX_TRAIN, BARE)
 
 
 def test_a_pass_is_never_larger_than_its_batch() -> None:
-    settled = resolve(EngineConfig(max_batch=64, max_ubatch=512), HPARAMS, BARE)
+    settled = resolve(EngineConfig(max_batch=64, max_ubatch=512), N_CTX_TRAIN, BARE)
     assert (settled.max_batch, settled.max_ubatch) == (64, 64)
 
 
 def test_keeping_the_whole_context_leaves_no_room_to_shift() -> None:
     with pytest.raises(ConfigError, match="n_keep"):
-        resolve(EngineConfig(n_ctx=64, n_keep=64), HPARAMS, BARE)
-    resolve(EngineConfig(n_ctx=64, n_keep=63), HPARAMS, BARE)
+        resolve(EngineConfig(n_ctx=64, n_keep=64), N_CTX_TRAIN, BARE)
+    resolve(EngineConfig(n_ctx=64, n_keep=63), N_CTX_TRAIN, BARE)
 
 
 def test_a_config_cannot_change() -> None:

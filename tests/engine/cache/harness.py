@@ -202,6 +202,11 @@ def dense(
     return out
 
 
+def masked(memory_spec: MemorySpec) -> PartsMemory:
+    """A memory whose windows, if any, are masks over cells that keep everything."""
+    return PartsMemory(memory_spec, CellTable(memory_spec.num_cells, memory_spec.num_seqs), None)
+
+
 # -- looking inside: tests may ----------------------------------------------------------------------
 
 

@@ -8,18 +8,31 @@ import torch
 
 from engine.cache.attention import Scoring, attend, build_mask, grouped
 from engine.cache.cells import CellTable
-from engine.cache.table import build_memory
+from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.table import build_memory
-from engine.cache.memory import MemorySpec, WindowSpec
-from tests.engine.cache.harness import A, B, C, batch_of, dense, feed, feed_plan, interleaved, queries, spec
+from tests.engine.cache.harness import (
+    A,
+    B,
+    C,
+    batch_of,
+    buffers,
+    dense,
+    feed,
+    feed_plan,
+    interleaved,
+    layers_of,
+    masked,
+    queries,
+    spec,
+)
 
 WINDOWS = (None, WindowSpec(5), WindowSpec(4, chunked=True))
 
 
 def memories(kind: str, **options: object) -> tuple[MemorySpec, PartsMemory]:
     memory_spec = spec(*WINDOWS, **options)  # type: ignore[arg-type]
-    return memory_spec, (build_memory if kind == "kv" else build_memory)(memory_spec)
+    return memory_spec, (masked if kind == "kv" else build_memory)(memory_spec)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -149,9 +162,10 @@ def test_the_order_of_cells_does_not_change_a_bit(types: tuple[str, str], dtype:
 def test_cells_that_nobody_owns_do_not_matter_whatever_they_hold() -> None:
     memory_spec, clean = memories("iswa")
     _, dirty = memories("iswa")
-    for rows in dirty._layers.values():
-        rows.keys._data.fill_(float("nan"))
-        rows.values._data.fill_(float("inf"))
+    for layer in range(len(WINDOWS)):
+        keys, values = buffers(dirty, layer)
+        keys._data.fill_(float("nan"))
+        values._data.fill_(float("inf"))
     for tokens in (range(20), range(20, 21), range(21, 30)):
         one, other = feed(memory_spec, clean, (A, tokens)), feed(memory_spec, dirty, (A, tokens))
         assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))

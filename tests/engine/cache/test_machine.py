@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.batch import Batch
 from engine.cache.cells import CellTable
-from engine.cache.parts_memory import PartsMemory
 from engine.cache.memory import WindowSpec
+from engine.cache.parts_memory import PartsMemory
 from engine.errors import EditRefused, NoSlot
 from engine.state import Rows, SeqId
 from tests.engine.cache.harness import (
@@ -28,6 +28,7 @@ from tests.engine.cache.harness import (
     held_rows,
     interleaved,
     keys,
+    layers_of,
     queries,
     run_layers,
     spec,

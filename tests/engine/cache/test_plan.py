@@ -8,13 +8,24 @@ import torch
 
 from engine.batch import Batch
 from engine.cache.cells import CellTable
-from engine.cache.table import build_memory
+from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.table import build_memory
-from engine.cache.memory import MemorySpec, WindowSpec
 from engine.errors import BatchRefused, NoSlot
 from engine.state import SeqId
-from tests.engine.cache.harness import A, B, C, batch_of, feed, feed_plan, run_layers, spec, visible
+from tests.engine.cache.harness import (
+    A,
+    B,
+    C,
+    batch_of,
+    feed,
+    feed_plan,
+    masked,
+    run_layers,
+    spec,
+    visible,
+    windowed_of,
+)
 
 WINDOW = 6
 
@@ -109,7 +120,7 @@ def test_no_plan_takes_a_row_that_a_sequence_needs_where_it_begins() -> None:
         ends[seq] += count
 
 
-@pytest.mark.parametrize("build", [build_memory, build_memory])
+@pytest.mark.parametrize("build", [masked, build_memory])
 def test_what_does_not_fit_is_refused_before_anything_changes(build) -> None:  # type: ignore[no-untyped-def]
     memory_spec = spec(None, WindowSpec(WINDOW), num_cells=32, max_batch=32)
     memory = build(memory_spec)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from engine.cache.memory import MemoryNeeds, MemorySpec, keys_and_values
 from engine.cache.parts_memory import PartsMemory
-from engine.cache.table import build_memory
-from engine.cache.memory import Layer, MemorySpec
 from engine.cache.rows import Slot
+from engine.cache.table import build_memory
 from engine.errors import EditRefused, NoSlot
 from tests.engine.cache.harness import (
     CPU,
     A,
     B,
+    Layer,
     buffers,
     dense,
     feed,
     held_rows,
     keys,
+    layers_of,
     queries,
     spec,
     values,
@@ -109,13 +113,11 @@ def test_division_turns_keys_the_right_way() -> None:
 
 
 def test_keys_without_rope_only_get_new_positions() -> None:
-    rope = layers_of(spec())[0]
-    plain = Layer(1, rope.num_kv_heads, rope.head_size_k, rope.head_size_v, None)
     memory_spec = spec()
-    memory = build_memory(MemorySpec((rope, plain), 96, 3, 32, 32, "f32", "f32", torch.float32, CPU))
-    plan_spec = memory_spec  # feeds layer 0 with recognisable rows
-    feed(plan_spec, memory, (A, range(8)))
-    rows = torch.randn((8, rope.num_kv_heads, rope.head_size_k))
+    plain = keys_and_values(1, 2, 8, 8, None)
+    memory = build_memory(replace(memory_spec, needs=MemoryNeeds("kv", (*memory_spec.needs.parts, *plain))))
+    feed(memory_spec, memory, (A, range(8)))  # layer 0 alone, with recognisable rows
+    rows = torch.randn((8, 2, 8))
     slot = Slot.of(memory._tables.base.cells_of(A), CPU)
     for buffer in buffers(memory, 1):
         buffer.write(slot, rows)

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from engine.cache.cells import CellTable
-from engine.cache.table import build_memory
+from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.table import build_memory
-from engine.cache.memory import MemorySpec, WindowSpec
 from engine.errors import EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
-from tests.engine.cache.harness import A, B, C, feed, held_rows, spec, visible
+from tests.engine.cache.harness import A, B, C, buffers, feed, held_rows, spec, visible, windowed_of
 
 WINDOW = 6
 TYPES = [("f32", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("q5_0", "bf16")]
@@ -242,7 +241,7 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(memory._layers[1].values, "write_bytes", broken)
+    monkeypatch.setattr(buffers(memory, 1)[1], "write_bytes", broken)
     free = memory.free_cells()
     with pytest.raises(MemoryError):
         memory.restore(B, tokens, rows, points)

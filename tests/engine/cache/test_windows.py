@@ -6,13 +6,24 @@ import pytest
 import torch
 
 from engine.cache.cells import CellTable
-from engine.cache.iswa import window_cells
-from engine.cache.table import build_memory
-from engine.cache.parts_memory import PartsMemory
+from engine.cache.iswa import longest_window, window_cells
 from engine.cache.memory import MemorySpec, WindowSpec
+from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import build_memory
 from engine.errors import EditRefused
 from engine.state import PartKind
-from tests.engine.cache.harness import A, B, C, dense, feed, held_rows, queries, spec, visible
+from tests.engine.cache.harness import (
+    A,
+    B,
+    C,
+    dense,
+    feed,
+    held_rows,
+    layers_of,
+    queries,
+    spec,
+    visible,
+)
 
 WINDOW = 6
 
@@ -39,12 +50,13 @@ def test_window_layers_are_as_long_as_windows_and_a_batch_ask(
     memory_spec = spec(
         None, WindowSpec(window), WindowSpec(7), num_seqs=num_seqs, max_batch=max_batch, num_cells=32768
     )
-    assert window_cells(memory_spec) == expected
+    assert longest_window(memory_spec) == window
+    assert window_cells(memory_spec, window) == expected
 
 
 def test_full_windows_are_as_long_as_the_context() -> None:
     memory_spec = spec(None, WindowSpec(WINDOW), num_cells=5000, full_windows=True)
-    assert window_cells(memory_spec) == 5000
+    assert window_cells(memory_spec, WINDOW) == 5000
 
 
 def test_rows_behind_a_window_stay_until_their_room_is_needed() -> None:
