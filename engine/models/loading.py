@@ -49,6 +49,16 @@ class Loader:
         return tensor.to(self._placement.device)
 
 
+def halves_of_pairs(rows: torch.Tensor, head_size: int, n_rot: int, start: int = 0) -> torch.Tensor:
+    """Rows [heads * head_size, ...] of q or k (a matrix, a bias, a norm's weight) whose RoPE turns value
+    2i of a head with value 2i + 1, in the order of halves: i with i + n_rot/2. Only the `n_rot` values of
+    each head from `start` on move. Where q and k are both re-ordered, scores are the same."""
+    heads = rows.unflatten(0, (-1, head_size))
+    turned = heads[:, start : start + n_rot]
+    halves = torch.cat((turned[:, 0::2], turned[:, 1::2]), 1)
+    return torch.cat((heads[:, :start], halves, heads[:, start + n_rot :]), 1).flatten(0, 1)
+
+
 def load_attention(load: Loader, hp: Hparams, layer: int) -> Attention:
     prefix = f"blk.{layer}"
     q_rows, k_rows = hp.num_heads * hp.head_size, hp.num_kv_heads * hp.head_size
