@@ -1,0 +1,53 @@
+"""One architecture for every member of the cache family, each as a tiny folder that was made once."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.runner import Engine
+from tests.oracles import base
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`family` is a module of `tests.oracles`; `quantized` tells whether its rows can be q8_0."""
+
+    family: str
+    kind: str
+    quantized: bool = True
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return ("f32", "bf16", "q8_0") if self.quantized else ("f32", "bf16")
+
+
+MEMBERS = {
+    member.family: member
+    for member in (
+        Member("llama", "kv"),
+        Member("gemma3", "iswa"),
+    )
+}
+
+
+@functools.cache
+def folder(family: str) -> Path:
+    """Where the member's checkpoint lies, for as long as the tests run."""
+    place = tempfile.TemporaryDirectory(prefix=f"tenuto-{family}-")
+    _places.append(place)
+    path = Path(place.name)
+    base.write(family, path, **dict(MEMBERS[family].changes))
+    return path
+
+
+_places: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def open_member(family: str, dtype: str, **settings: Any) -> Engine:
+    """A float32 engine with the rows of its cache in `dtype`."""
+    return base.open_engine(folder(family), type_k=dtype, type_v=dtype, **settings)

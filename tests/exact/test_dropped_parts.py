@@ -1,0 +1,66 @@
+"""What is left out of a state is missed: for every part of every member, a restore without it goes on
+otherwise. So no part is stored in vain, and the tests of exact resume would notice each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.state import PartKind, SequenceState, parts_of
+from sessions.manager import SessionManager
+from sessions.stores.memory import MemoryStore
+from tests.exact.members import MEMBERS, open_member
+from tests.exact.running import STEPS, Live, first_difference, forget, go_on, restored, run_live
+from tests.oracles import base
+
+#: between borders of windows, blocks and pools of every size in these models
+CUTS = (23, 42, 61)
+
+
+def emptied(state: SequenceState, kind: PartKind, index: int) -> SequenceState:
+    """The state with zeros in place of one part's rows or point state."""
+
+    def without(parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros_like(part) if i == index else part for i, part in enumerate(parts))
+
+    if kind is PartKind.POINT:
+        return replace(state, points=tuple(replace(p, parts=without(p.parts)) for p in state.points))
+    runs = tuple(replace(run, parts=without(run.parts)) if run.kind is kind else run for run in state.rows)
+    return replace(state, rows=runs)
+
+
+@pytest.fixture(scope="module")
+def lives() -> dict[str, tuple[SessionManager, Live]]:
+    return {}
+
+
+def live_run(family: str, lives: dict[str, tuple[SessionManager, Live]]) -> tuple[SessionManager, Live]:
+    if family not in lives:
+        manager = SessionManager(MemoryStore(), open_member(family, "f32"))
+        lives[family] = manager, run_live(manager, base.tokens(7, max(CUTS) + STEPS), CUTS)
+    return lives[family]
+
+
+@pytest.mark.parametrize("family", list(MEMBERS))
+def test_no_part_of_a_state_can_be_left_out(
+    family: str, lives: dict[str, tuple[SessionManager, Live]]
+) -> None:
+    manager, live = live_run(family, lives)
+    other = open_member(family, "f32")
+    unmissed = []
+    for kind in PartKind:
+        for index, spec in enumerate(parts_of(other.layout, kind)):
+            noticed = False
+            for cut in CUTS:
+                state = emptied(restored(other, manager, live.saved[cut]), kind, index)
+                seq = other.restore(state)
+                ahead = slice(cut, cut + STEPS)
+                noticed |= (
+                    first_difference(go_on(other, seq, live.tokens[ahead]), live.logits[ahead]) is not None
+                )
+                forget(other, seq)
+            if not noticed:
+                unmissed.append(spec.name)
+    assert unmissed == []
