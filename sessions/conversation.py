@@ -137,6 +137,7 @@ class Conversation:
         finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
             self._messages.append(Message("assistant", "".join(said), start, self._told))
             self._settle()
+            self._engine.mark(self._seq)
             self._autosave()
 
     def regenerate(self, ask: Reply | None = None) -> Iterator[Piece]:
@@ -316,42 +317,47 @@ class Conversation:
         return RestoreResult(reason, length - recomputed, recomputed, time.perf_counter() - started)
 
     def _go_to(self, length: int) -> int:
-        """Cut the ids to the first `length`: in memory, else from the store, else by reading them
-        again. The last one is pending. Returns how many tokens were read again."""
+        """Cut the ids to the first `length`: in memory, or from the store, and what neither can go back to
+        exactly is read again from the nearest checkpoint. The last one is pending. Returns how many tokens
+        were read again."""
         ids = self.ids[:length]
         sampler = self._engine.sampler(self._seq)
         recomputed = 0
         if ids:
             fed = ids[:-1]
-            try:
-                self._engine.rewind(self._seq, len(fed))
-                self._session.cut(len(fed))
-            except EditRefused:
-                recomputed = self._from_store(fed, sampler)
+            recomputed = self._read_again(fed[self._nearest(fed, sampler) :])
             self._engine.set_pending(self._seq, ids[-1])
         else:
             self._start_over(sampler)
         self._told = length
         return recomputed
 
-    def _from_store(self, fed: Sequence[int], sampler: SamplerParams) -> int:
-        """The sequence at `fed`, from the stored session's rows as far as they go. After an error it is
-        shorter, and what is missing of the text is read at the next turn."""
+    def _nearest(self, fed: Sequence[int], sampler: SamplerParams) -> int:
+        """The sequence at the longest prefix of `fed` that memory or the store can go back to; its length.
+        After an error it is empty, and the text is read at the next turn."""
+        here = self._engine.last_resumable(self._seq, len(fed))
+        if here == len(fed) or here > self._manager.stored(self._session, fed):
+            self._engine.rewind(self._seq, here)
+            self._session.cut(here)
+            return here
         self._engine.close(self._seq)
         try:
-            self._seq, restored = self._manager.seed(self._session, fed, sampler)
+            self._seq, there = self._manager.seed(self._session, fed, sampler)
         except BaseException:
             self._seq, self._told = self._engine.create(sampler), 0
             self._clip()
             raise
+        return there
+
+    def _read_again(self, missing: Sequence[int]) -> int:
+        """Feed what follows the sequence. Returns how many tokens were computed. After an error the sequence
+        is shorter, and what is missing of the text is read at the next turn."""
         try:
-            if restored < len(fed):
-                self._engine.feed(self._seq, fed[restored:])
+            return self._engine.feed(self._seq, missing).computed
         except BaseException:
             self._told = len(self.ids)
             self._clip()
             raise
-        return len(fed) - restored
 
     def _start_over(self, sampler: SamplerParams) -> None:
         """An empty sequence in place of this one."""

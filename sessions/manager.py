@@ -41,7 +41,7 @@ from sessions.pins import Pins
 from sessions.policy import Policy
 from sessions.prefix import Hit, PrefixIndex
 from sessions.reduce import bare, before, imported, tombstone
-from sessions.restore import Fallback, RestoreResult, restore, seed
+from sessions.restore import Fallback, RestoreResult, restore, seed, stored_prefix
 from sessions.saving import export, export_turn, write_turn
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.turns import first_of
@@ -155,6 +155,10 @@ class SessionManager:
         """A live sequence with as many of `tokens` as the session's stored rows can give; the count too."""
         seq, session.synced = seed(self.engine, self.store, session.manifest, tokens, sampler)
         return seq, session.synced
+
+    def stored(self, session: Session, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the session's stored rows could give."""
+        return stored_prefix(self.engine, session.manifest, tokens)
 
     def known_prefix(self, tokens: Sequence[int]) -> Hit | None:
         """The longest stored past of `tokens`, of any session, that this engine could go on from."""

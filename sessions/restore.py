@@ -97,9 +97,7 @@ def seed(
 ) -> tuple[SeqId, int]:
     """A live sequence with the first n of `tokens` from stored rows, and n (0 where nothing can be had).
     Rows of another build are not taken: only a whole state has a canary to believe them by."""
-    length = 0
-    if manifest is not None and manifest.fingerprint == engine.fingerprint:
-        length = last_resumable(manifest, common_prefix(manifest.tokens, tokens))
+    length = stored_prefix(engine, manifest, tokens)
     if length == 0 or manifest is None:
         return engine.create(sampler), 0
     try:
@@ -107,6 +105,13 @@ def seed(
     except (StateError, StoreError):  # the ids are at hand, so the caller reads them again, and says so
         return engine.create(sampler), 0
     return engine.restore(replace(state, sampler=sampler)), length
+
+
+def stored_prefix(engine: Engine, manifest: Manifest | None, tokens: Sequence[int]) -> int:
+    """How many of `tokens` the rows of `manifest` could give this very engine."""
+    if manifest is None or manifest.fingerprint != engine.fingerprint:
+        return 0
+    return last_resumable(manifest, common_prefix(manifest.tokens, tokens))
 
 
 def refuse_other_model(engine: Engine, manifest: Manifest) -> None:
