@@ -13,6 +13,9 @@ from engine.cache.memory import MemoryNeeds, RowsSpec, View, WindowSpec
 from engine.errors import WeightsRefused
 from engine.state import Value
 
+#: Tokens of a model without positions, whose configuration says no length that it was trained for.
+DEFAULT_CONTEXT = 32_768
+
 
 class WeightSource(Protocol):
     """Where tensors and numbers come from: a GGUF file or a folder, conventions normalised."""

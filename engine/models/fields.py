@@ -5,6 +5,7 @@ What was read is remembered, since all of it decides what the model's rows mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ Word = TypeVar("Word", bound=str)
 #: More than any field of a real model says; larger ones would be allocated for.
 MOST = 2**31 - 1
 _MAX_LIST = 8192
+_INFINITE = {"__float__": "Infinity"}
 
 
 class Fields:
@@ -63,6 +65,13 @@ class Fields:
         self._read[self._path + name] = float(value)
         return float(value)
 
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(name, default)
+        if value <= 0:
+            raise self.refused(name, value)
+        return value
+
     def flag(self, name: str, default: bool | None = None) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
@@ -107,6 +116,23 @@ class Fields:
                 raise self.refused(name, item)
         self._read[self._path + name] = " ".join(map(repr, value))
         return tuple(float(item) for item in value)
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """The least and the most that a value may be; 0 and infinity where the field is missing.
+
+        JSON has no word for infinity: files say Infinity, or {"__float__": "Infinity"}.
+        """
+        value = self._get(name, [0.0, _INFINITE])
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise self.refused(name, value)
+        low, high = (math.inf if item in (_INFINITE, math.inf) else item for item in value)
+        for item in (low, high):
+            if isinstance(item, bool) or not isinstance(item, int | float) or math.isnan(item):
+                raise self.refused(name, value)
+        if not abs(low) < 1e15 or high < low:
+            raise self.refused(name, value)
+        self._read[self._path + name] = f"{float(low)!r} {float(high)!r}"
+        return float(low), float(high)
 
     def only(self, name: str, value: Value, default: Value = None) -> None:
         """The field must be `value`, or be absent where `default` is it: the engine knows no other."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
-from engine.models.base import Model, Placement, WeightSource, read_hparams
+from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.fields import Fields
 from engine.models.gemma3 import Gemma3
+from engine.models.gpt_oss import GptOss
 from engine.models.llama import Llama
-
-#: Tokens of a model without positions, whose configuration says no length that it was trained for.
-DEFAULT_CONTEXT = 32_768
+from engine.models.mamba2 import Mamba2
 
 Build = Callable[[WeightSource, Placement], Model]
 
@@ -24,7 +23,10 @@ GGUF_NAMED: Mapping[str, Build] = {
     "qwen3": Llama,
 }
 #: families that are read from a Hugging Face folder as it is, by model_type
-HUB_NAMED: Mapping[str, Build] = {}
+HUB_NAMED: Mapping[str, Build] = {
+    "gpt_oss": GptOss,
+    "mamba2": Mamba2,
+}
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
 

@@ -1,0 +1,87 @@
+"""Mamba-2 (Dao & Gu 2024, "Transformers are SSMs"): state-space mixers and nothing else, no positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.memory import MemoryNeeds
+from engine.models.base import DEFAULT_CONTEXT, Placement, WeightSource
+from engine.models.decoder import Decoder, Ends, Pass
+from engine.models.fields import Fields
+from engine.models.layers import RmsNorm
+from engine.models.loading import Loader, check_bias, hub_head
+from engine.models.sizes import Sizes
+from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Sizes, load_ssm2
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Block:
+    norm: RmsNorm
+    mixer: Ssm2Mixer
+
+    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
+        return x + self.mixer(self.norm(x).to(step.dtype), step.view)
+
+
+class Mamba2(Decoder):
+    """See `Model`."""
+
+    def __init__(self, weights: WeightSource, placement: Placement) -> None:
+        fields, load = Fields(weights), Loader(weights, placement)
+        fields.only("hidden_act", "silu", "silu")
+        fields.only("quantization_config", None)
+        inner, width = _read_sizes(fields)
+        sizes = Sizes(
+            num_layers=fields.count("num_hidden_layers", most=4096),
+            width=width,
+            num_heads=inner.num_heads,
+            num_kv_heads=inner.num_groups,
+            head_size=inner.head_size,
+            vocab_size=fields.count("vocab_size"),
+            n_ctx_train=fields.count("max_position_embeddings", DEFAULT_CONTEXT),
+        )
+        eps = fields.number("layer_norm_epsilon", 1e-5)
+        embedding = load.tensor("backbone.embeddings.weight", sizes.vocab_size, width)
+        norm = load.norm("backbone.norm_f", width, eps)
+        layers = range(sizes.num_layers)
+        super().__init__(
+            weights.architecture,
+            fields,
+            sizes,
+            placement,
+            needs=MemoryNeeds("recurrent", tuple(part for layer in layers for part in inner.parts(layer))),
+            rotaries={},
+            ends=Ends(embedding, norm, hub_head(load, fields, sizes, embedding, tied=False)),
+            blocks=[_block(load, fields, layer, width, inner, eps) for layer in layers],
+        )
+
+
+def _read_sizes(fields: Fields) -> tuple[Ssm2Sizes, int]:
+    """The mixer's sizes, and the width. Raises WeightsRefused where they do not fit together."""
+    width = fields.count("hidden_size")
+    sizes = Ssm2Sizes(
+        num_heads=fields.count("num_heads"),
+        head_size=fields.count("head_dim"),
+        num_groups=fields.count("n_groups"),
+        d_state=fields.count("state_size"),
+        kernel=fields.count("conv_kernel", 4),
+        limits=fields.limits("time_step_limit"),
+    )
+    if sizes.inner != fields.count("expand", 2) * width:
+        raise fields.refused("num_heads", sizes.num_heads)
+    if sizes.num_heads % sizes.num_groups:
+        raise fields.refused("n_groups", sizes.num_groups)
+    return sizes, width
+
+
+def _block(load: Loader, fields: Fields, layer: int, width: int, sizes: Ssm2Sizes, eps: float) -> Mamba2Block:
+    prefix = f"backbone.layers.{layer}"
+    check_bias(load, fields, f"{prefix}.mixer.in_proj", False, "use_bias")
+    check_bias(load, fields, f"{prefix}.mixer.conv1d", True, "use_conv_bias")
+    gate = GatedNorm(load.exact(f"{prefix}.mixer.norm.weight", sizes.inner), eps, sizes.num_groups)
+    return Mamba2Block(
+        norm=load.norm(f"{prefix}.norm", width, eps),
+        mixer=load_ssm2(load, f"{prefix}.mixer", layer, width, sizes, gate),
+    )

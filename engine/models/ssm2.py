@@ -1,0 +1,161 @@
+"""The mixer of Mamba-2 layers (Dao & Gu 2024, "Transformers are SSMs", section 7): one projection to a gate,
+values with their keys and queries, and step sizes; a short convolution, the recurrence, a norm, a projection.
+
+Memory of a layer: the inputs that the convolution still needs, and the state of every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.cache.memory import PartNeed, PointSpec, View
+from engine.errors import WeightsRefused
+from engine.linear import Linear
+from engine.models.conv import ShortConv, load_conv
+from engine.models.loading import Loader
+from engine.models.scan.pieces import in_pieces, starts_of
+from engine.models.scan.ssd import ssd
+
+#: Names of the two parts of a layer.
+CONV, STATE = "ssm.conv", "ssm.state"
+
+#: (y, gate), both float32 [..., heads * head size], to what is projected back
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Ssm2Sizes:
+    """Heads of `head_size` values share keys and queries in groups; `limits` are those of a step's size."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    d_state: int
+    kernel: int
+    limits: tuple[float, float]
+
+    @property
+    def inner(self) -> int:
+        """Values of all heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """What the convolution mixes: values, keys and queries."""
+        return self.inner + 2 * self.num_groups * self.d_state
+
+    def parts(self, layer: int) -> tuple[PartNeed, ...]:
+        """What a layer remembers."""
+        return (
+            PointSpec(CONV, layer, (self.kernel - 1, self.channels)),
+            PointSpec(STATE, layer, (self.num_heads, self.head_size, self.d_state)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """rms norm(y * SiLU(gate)) * weight, each of `groups` equal parts of a row by itself."""
+
+    weight: torch.Tensor
+    eps: float
+    groups: int = 1
+
+    def __call__(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return grouped_norm(y * F.silu(gate), self.weight, self.eps, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class NormThenGate:
+    """rms norm(y) * weight * SiLU(gate), each of `groups` equal parts of a row by itself."""
+
+    weight: torch.Tensor
+    eps: float
+    groups: int = 1
+
+    def __call__(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return grouped_norm(y, self.weight, self.eps, self.groups) * F.silu(gate)
+
+
+def gate_only(y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return y * F.silu(gate)
+
+
+def grouped_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, groups: int) -> torch.Tensor:
+    parts = x.view(*x.shape[:-1], groups, -1)
+    return F.rms_norm(parts, parts.shape[-1:], None, eps).view(x.shape) * weight
+
+
+@dataclass(frozen=True, slots=True)
+class Ssm2Mixer:
+    """One layer's. `rate` float32 [heads] is negative; `scales` multiply what `into` projects."""
+
+    layer: int
+    sizes: Ssm2Sizes
+    into: Linear
+    scales: torch.Tensor | None
+    conv: ShortConv
+    dt_bias: torch.Tensor
+    rate: torch.Tensor
+    skip: torch.Tensor
+    gate: Gate
+    out: Linear
+
+    def __call__(self, x: torch.Tensor, view: View) -> torch.Tensor:
+        """`x` [tokens, width] in the model's dtype; the same shape comes back."""
+        sizes = self.sizes
+        projected = self.into(x).float()
+        if self.scales is not None:
+            projected = projected * self.scales
+        side_by_side = projected.view(len(view.segments), -1, projected.shape[-1])
+        widths = [sizes.inner, sizes.channels, sizes.num_heads]
+        gate, mixed, dt = torch.split(side_by_side, widths, -1)
+        mixed, inputs = self.conv(mixed, view.point(CONV, self.layer))
+        view.set_point(CONV, self.layer, inputs)
+        y = self._scan(F.silu(mixed), F.softplus(dt + self.dt_bias).clamp(*sizes.limits), view)
+        return self.out(self.gate(y, gate).flatten(0, 1).to(x.dtype))
+
+    def _scan(self, mixed: torch.Tensor, dt: torch.Tensor, view: View) -> torch.Tensor:
+        """`mixed` [segments, tokens, channels] and step sizes [segments, tokens, heads] to [segments, tokens,
+        values of all heads]."""
+        sizes = self.sizes
+        shared = sizes.num_groups * sizes.d_state
+        values, b, c = torch.split(mixed, [sizes.inner, shared, shared], -1)
+        x = values.view(*dt.shape, sizes.head_size)
+        grouped = *dt.shape[:2], sizes.num_groups, sizes.d_state
+        inputs = (x * dt[..., None], dt * self.rate, b.view(grouped), c.view(grouped))
+        y, state = in_pieces(ssd, view.point(STATE, self.layer), inputs, starts_of(view))
+        view.set_point(STATE, self.layer, state)
+        return (y + x * self.skip[:, None]).flatten(-2)
+
+
+def load_ssm2(
+    load: Loader,
+    prefix: str,
+    layer: int,
+    width: int,
+    sizes: Ssm2Sizes,
+    gate: Gate,
+    scales: torch.Tensor | None = None,
+) -> Ssm2Mixer:
+    """Raises WeightsRefused where a tensor is missing or misshapen, or heads do not divide into groups."""
+    if sizes.num_heads % sizes.num_groups:
+        raise WeightsRefused(
+            f"{sizes.num_heads} heads of a Mamba-2 layer cannot share {sizes.num_groups} groups"
+        )
+    projected = sizes.inner + sizes.channels + sizes.num_heads
+    return Ssm2Mixer(
+        layer=layer,
+        sizes=sizes,
+        into=load.linear((f"{prefix}.in_proj",), (projected,), width),
+        scales=scales,
+        conv=load_conv(load, f"{prefix}.conv1d", sizes.channels, sizes.kernel),
+        dt_bias=load.exact(f"{prefix}.dt_bias", sizes.num_heads),
+        rate=-load.exact(f"{prefix}.A_log", sizes.num_heads).exp(),
+        skip=load.exact(f"{prefix}.D", sizes.num_heads),
+        gate=gate,
+        out=load.linear((f"{prefix}.out_proj",), (width,), sizes.inner),
+    )

@@ -1,0 +1,73 @@
+"""The matrix form against the recurrence, token by token in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.models.scan.pieces import in_pieces
+from engine.models.scan.ssd import ssd
+
+SEGMENTS, HEADS, SIZE, GROUPS, D_STATE = 2, 6, 4, 2, 5
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def drawn(num_tokens: int, strength: float = 1.0, seed: int = 0) -> tuple[torch.Tensor, Inputs]:
+    """A state, and x, decays, b and c."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    decay = -strength * some(SEGMENTS, num_tokens, HEADS).abs()
+    x = some(SEGMENTS, num_tokens, HEADS, SIZE)
+    b, c = some(2, SEGMENTS, num_tokens, GROUPS, D_STATE)
+    return some(SEGMENTS, HEADS, SIZE, D_STATE), (x, decay, b, c)
+
+
+def one_by_one(state: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition, in float64."""
+    state = state.double()
+    x, decay, b, c = (part.double() for part in inputs)
+    b, c = (part.repeat_interleave(HEADS // GROUPS, 2) for part in (b, c))
+    out = []
+    for t in range(x.shape[1]):
+        state = decay[:, t].exp()[..., None, None] * state + x[:, t, :, :, None] * b[:, t, :, None]
+        out.append((state @ c[:, t, :, :, None])[..., 0])
+    return torch.stack(out, 1), state
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 64])
+@pytest.mark.parametrize("strength", [0.0, 0.01, 1.0, 300.0])
+def test_it_is_the_recurrence(num_tokens: int, strength: float) -> None:
+    state, inputs = drawn(num_tokens, strength)
+    ours, after = ssd(state, *inputs)
+    theirs, their_after = one_by_one(state, inputs)
+    assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+    assert (after - their_after).abs().max() <= 2e-6 * their_after.abs().max()
+
+
+def test_a_strong_decay_does_not_blur_the_weak_ones_behind_it() -> None:
+    state, (x, decay, b, c) = drawn(32, strength=0.01)
+    decay[:, 3] = -1e6
+    ours, _ = ssd(state, x, decay, b, c)
+    theirs, _ = one_by_one(state, (x, decay, b, c))
+    assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+
+
+def test_no_decay_however_strong_makes_a_number_that_is_none() -> None:
+    state, (x, decay, b, c) = drawn(16)
+    ours, after = ssd(state, x, torch.full_like(decay, -3e38), b, c)
+    assert ours.isfinite().all()
+    assert after.isfinite().all()
+
+
+@given(start=st.integers(0, 70), num_tokens=st.integers(1, 80))
+def test_pieces_make_no_difference(start: int, num_tokens: int) -> None:
+    state, inputs = drawn(num_tokens)
+    ours, after = in_pieces(ssd, state, inputs, (start, start + 5), piece=8)
+    theirs, their_after = one_by_one(state, inputs)
+    assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
+    assert (after - their_after).abs().max() <= 2e-6 * their_after.abs().max()

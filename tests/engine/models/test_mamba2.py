@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.oracles.base import check_numbers
+
+
+def test_numbers(tmp_path: Path) -> None:
+    check_numbers("mamba2", tmp_path)
