@@ -86,7 +86,8 @@ class RopeScaling:
 
     `original_context` is the length the model was first trained on. `factors` are divisors of the
     frequencies, [n_rot/2] (llama3's and longrope's, as the file has them). `attention_factor` overrides
-    the magnitude that a kind would choose.
+    the magnitude that a kind would choose. YaRN's ramp has whole pairs for its ends, or else what the
+    formula gives.
     """
 
     kind: str = "none"
@@ -99,6 +100,7 @@ class RopeScaling:
     extrapolation: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    whole_pairs: bool = True
 
 
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope", "dynamic")
@@ -156,8 +158,10 @@ def _yarn(inv_freq: torch.Tensor, base: float, scaling: RopeScaling) -> tuple[to
         """The pair that turns `rotations` times over the original context."""
         return 2 * half * math.log(_original(scaling) / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(dimension(scaling.beta_fast)), 0)
-    high = min(math.ceil(dimension(scaling.beta_slow)), 2 * half - 1)
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
     span = high - low if high != low else 0.001
     ramp = ((torch.arange(half, dtype=torch.float32) - low) / span).clamp(0, 1)
     keep = (1 - ramp) * scaling.extrapolation

@@ -31,6 +31,18 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """(x - mean) / deviation * weight + bias over the last axis, float32 in and out."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNorm:
     """RmsNorm over each head. `weight` is [heads + kv heads, head size]: q's repeated, then k's."""
 
@@ -43,7 +55,8 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention of one layer; what is remembered lies behind the view."""
+    """Grouped-query attention of one layer; what is remembered lies behind the view. `softcap` and `sinks`
+    are those of `View.attend`."""
 
     layer: int
     qkv: Linear
@@ -54,19 +67,23 @@ class Attention:
     head_size_v: int
     scale: float
     norm: HeadNorm | None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor, angles: Angles, view: View) -> torch.Tensor:
-        """`x` [tokens, width] in the model's dtype; the same shape comes back."""
+    def __call__(self, x: torch.Tensor, angles: Angles | None, view: View) -> torch.Tensor:
+        """`x` [tokens, width] in the model's dtype; the same shape comes back. No angles: no positions."""
         num_tokens, num_qk = x.shape[0], self.num_heads + self.num_kv_heads
         v_rows = self.num_kv_heads * self.head_size_v
         flat_qk, flat_v = torch.split(self.qkv(x), [num_qk * self.head_size, v_rows], dim=-1)
         qk = flat_qk.view(num_tokens, num_qk, self.head_size).float()
         if self.norm is not None:
             qk = self.norm(qk)
-        turned = turn(qk, angles).to(x.dtype)
-        q, k = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
+        if angles is not None:
+            qk = turn(qk, angles)
+        q, k = torch.split(qk.to(x.dtype), [self.num_heads, self.num_kv_heads], dim=1)
         v = flat_v.view(num_tokens, self.num_kv_heads, self.head_size_v)
-        return self.out(view.attend(self.layer, q, k, v, self.scale).reshape(num_tokens, -1))
+        attended = view.attend(self.layer, q, k, v, self.scale, self.softcap, sinks=self.sinks)
+        return self.out(attended.reshape(num_tokens, -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ import torch
 from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.base import Hparams, Placement, WeightSource
+from engine.models.fields import Fields
 from engine.models.layers import Activation, Attention, FeedForward, HeadNorm, RmsNorm
+from engine.models.sizes import Sizes
 
 
 class Loader:
@@ -99,3 +101,74 @@ def _load_head_norm(load: Loader, hp: Hparams, prefix: str) -> HeadNorm | None:
     q = load.exact(f"{prefix}.attn_q_norm.weight", hp.head_size).expand(hp.num_heads, -1)
     k = load.exact(f"{prefix}.attn_k_norm.weight", hp.head_size).expand(hp.num_kv_heads, -1)
     return HeadNorm(torch.cat((q, k)), hp.rms_eps)
+
+
+# -- under the hub's names -------------------------------------------------------------------------------
+
+
+def hub_prefix(load: Loader) -> str:
+    """Where the decoder's tensors are: models that also see or hear keep it deeper inside."""
+    for prefix in ("model", "model.language_model", "language_model.model"):
+        if load.has(f"{prefix}.embed_tokens.weight"):
+            return prefix
+    raise WeightsRefused("the model lacks the tensor model.embed_tokens.weight")
+
+
+def hub_qkv(load: Loader, prefix: str, sizes: Sizes, pairs: int = 0) -> Linear:
+    """q, k and v of `prefix`, in this order, with their biases where there are any.
+
+    The first `pairs` pairs of every head of q and k are of consecutive values: they are put into halves.
+    """
+    q_rows, kv_rows = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+    names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+    rows = (q_rows, kv_rows, kv_rows)
+    if not pairs:
+        return load.linear(names, rows, sizes.width)
+    weights = [load.tensor(f"{name}.weight", n, sizes.width) for name, n in zip(names, rows, strict=True)]
+    bias = None
+    if any(load.has(f"{name}.bias") for name in names):
+        biases = [load.tensor(f"{name}.bias", n) for name, n in zip(names, rows, strict=True)]
+        bias = torch.cat(_in_halves(biases, sizes.head_size, 2 * pairs))
+    return Linear(torch.cat(_in_halves(weights, sizes.head_size, 2 * pairs)), bias)
+
+
+def _in_halves(qkv: list[torch.Tensor], head_size: int, n_rot: int) -> list[torch.Tensor]:
+    q, k, v = qkv
+    return [halves_of_pairs(q, head_size, n_rot), halves_of_pairs(k, head_size, n_rot), v]
+
+
+def hub_attention(load: Loader, prefix: str, layer: int, sizes: Sizes, scale: float) -> Attention:
+    """Grouped-query attention whose heads are all of one size."""
+    return Attention(
+        layer=layer,
+        qkv=hub_qkv(load, prefix, sizes),
+        out=load.linear((f"{prefix}.o_proj",), (sizes.width,), sizes.num_heads * sizes.head_size),
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_size=sizes.head_size,
+        head_size_v=sizes.head_size,
+        scale=scale,
+        norm=None,
+    )
+
+
+def hub_ffn(load: Loader, prefix: str, width: int, inner: int, activation: Activation) -> FeedForward:
+    """A gated feed-forward of `inner` values."""
+    return FeedForward(
+        gate_up=load.linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), (inner, inner), width),
+        down=load.linear((f"{prefix}.down_proj",), (width,), inner),
+        activation=activation,
+    )
+
+
+def hub_head(load: Loader, fields: Fields, sizes: Sizes, embedding: torch.Tensor, tied: bool) -> Linear:
+    """The output matrix: `lm_head`, or the embedding table where the two are tied; `tied` is the default."""
+    if fields.flag("tie_word_embeddings", tied):
+        return Linear(embedding)
+    return load.linear(("lm_head",), (sizes.vocab_size,), sizes.width)
+
+
+def check_bias(load: Loader, fields: Fields, name: str, default: bool, flag: str = "attention_bias") -> None:
+    """Refuses weights that have not the bias `name` though the configuration says so, or have it unsaid."""
+    if fields.flag(flag, default) != load.has(f"{name}.bias"):
+        raise fields.refused(flag, not load.has(f"{name}.bias"))

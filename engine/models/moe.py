@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -21,21 +23,35 @@ class Experts:
         self._activation = activation
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """x [tokens, width] in the model's dtype; `chosen` [tokens, k] numbers of experts, and float32
-        `weights` [tokens, k] of their outputs. Returns float32 [tokens, width].
+        """See `by_expert`."""
+        return by_expert(x, chosen, weights, self._expert)
 
-        Tokens are gathered by expert, so that each expert is read once; outputs of a token are summed in
-        the order in which its experts were chosen.
-        """
-        num_tokens, k = chosen.shape
-        flat = chosen.reshape(-1)
-        order = flat.argsort(stable=True)
-        out = torch.empty((num_tokens * k, x.shape[1]), dtype=torch.float32, device=x.device)
-        experts, counts = torch.unique_consecutive(flat[order], return_counts=True)
-        start = 0
-        for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
-            rows = order[start : start + count]
-            start += count
-            gate, up = F.linear(x[rows // k], self._gate_up[expert]).chunk(2, -1)
-            out[rows] = F.linear(self._activation(gate) * up, self._down[expert]).float()
-        return (out.view(num_tokens, k, -1) * weights[:, :, None]).sum(1)
+    def _expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(rows, self._gate_up[expert]).chunk(2, -1)
+        return F.linear(self._activation(gate) * up, self._down[expert])
+
+
+def by_expert(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    expert: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """x [tokens, width] in the model's dtype; `chosen` [tokens, k] numbers of experts, and float32
+    `weights` [tokens, k] of their outputs. `expert` maps its number and rows of x to rows of the same width.
+    Returns float32 [tokens, width].
+
+    Tokens are gathered by expert, so that each expert is read once; outputs of a token are summed in
+    the order in which its experts were chosen.
+    """
+    num_tokens, k = chosen.shape
+    flat = chosen.reshape(-1)
+    order = flat.argsort(stable=True)
+    out = torch.empty((num_tokens * k, x.shape[1]), dtype=torch.float32, device=x.device)
+    experts, counts = torch.unique_consecutive(flat[order], return_counts=True)
+    start = 0
+    for number, count in zip(experts.tolist(), counts.tolist(), strict=True):
+        rows = order[start : start + count]
+        start += count
+        out[rows] = expert(number, x[rows // k]).float()
+    return (out.view(num_tokens, k, -1) * weights[:, :, None]).sum(1)

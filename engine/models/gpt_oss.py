@@ -1,0 +1,127 @@
+"""gpt-oss: every other layer with a sliding window, logits that join each softmax as sinks, and experts
+whose gates are clamped (OpenAI, gpt-oss model card, section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from engine.cache.memory import MemoryNeeds, PartNeed, WindowSpec, keys_and_values
+from engine.linear import Linear
+from engine.models.base import Placement, WeightSource
+from engine.models.decoder import Decoder, Ends, Pass
+from engine.models.fields import Fields
+from engine.models.hub_rope import read_rope
+from engine.models.layers import Attention, RmsNorm
+from engine.models.loading import Loader, check_bias, hub_attention, hub_head
+from engine.models.moe import by_expert
+from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedExperts:
+    """Experts with biases: down((up + 1) * gate * sigmoid(alpha gate)), the gate at most `limit`, up within
+    [-limit, limit].
+
+    `gate_up` [experts, 2 * inner, width] holds the gate's rows, then those of up; `down` is [experts, width,
+    inner].
+    """
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor
+    down: torch.Tensor
+    down_bias: torch.Tensor
+    alpha: float
+    limit: float
+
+    def __call__(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(x, self.gate_up[expert], self.gate_up_bias[expert]).chunk(2, -1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return F.linear(
+            (up + 1) * gate * torch.sigmoid(gate * self.alpha), self.down[expert], self.down_bias[expert]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GptOssBlock:
+    kind: str
+    attention_norm: RmsNorm
+    attention: Attention
+    ffn_norm: RmsNorm
+    router: Linear
+    experts: ClampedExperts
+    num_chosen: int
+
+    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
+        h = self.attention_norm(x).to(step.dtype)
+        x = x + self.attention(h, step.angles[self.kind], step.view)
+        h = self.ffn_norm(x).to(step.dtype)
+        scores, chosen = self.router(h).float().topk(self.num_chosen)
+        return x + by_expert(h, chosen, scores.softmax(-1), self.experts)
+
+
+class GptOss(Decoder):
+    """See `Model`."""
+
+    def __init__(self, weights: WeightSource, placement: Placement) -> None:
+        fields, load = Fields(weights), Loader(weights, placement)
+        sizes = read_sizes(fields)
+        alternating = tuple((SLIDING, FULL)[layer % 2] for layer in range(sizes.num_layers))
+        kinds = read_layer_types(fields, (SLIDING, FULL), alternating)
+        rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_base=150_000.0)
+        embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
+        eps = fields.positive("rms_norm_eps", 1e-5)
+        parts: list[PartNeed] = []
+        for layer, kind in enumerate(kinds):
+            window = WindowSpec(fields.count("sliding_window")) if kind == SLIDING else None
+            parts += keys_and_values(
+                layer, sizes.num_kv_heads, sizes.head_size, sizes.head_size, rotary, window
+            )
+        super().__init__(
+            weights.architecture,
+            fields,
+            sizes,
+            placement,
+            needs=MemoryNeeds("iswa" if SLIDING in kinds else "kv", tuple(parts)),
+            rotaries={SLIDING: rotary, FULL: rotary},
+            ends=Ends(
+                embedding,
+                load.norm("model.norm", sizes.width, eps),
+                hub_head(load, fields, sizes, embedding, tied=False),
+            ),
+            blocks=[_block(load, fields, sizes, layer, kind, eps) for layer, kind in enumerate(kinds)],
+        )
+
+
+def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str, eps: float) -> GptOssBlock:
+    prefix = f"model.layers.{layer}"
+    num_experts = fields.count("num_local_experts")
+    check_bias(load, fields, f"{prefix}.self_attn.q_proj", True)
+    attention = hub_attention(load, f"{prefix}.self_attn", layer, sizes, sizes.head_size**-0.5)
+    return GptOssBlock(
+        kind=kind,
+        attention_norm=load.norm(f"{prefix}.input_layernorm", sizes.width, eps),
+        attention=replace(attention, sinks=load.exact(f"{prefix}.self_attn.sinks", sizes.num_heads)),
+        ffn_norm=load.norm(f"{prefix}.post_attention_layernorm", sizes.width, eps),
+        router=load.linear((f"{prefix}.mlp.router",), (num_experts,), sizes.width),
+        experts=_experts(load, fields, f"{prefix}.mlp.experts", num_experts, sizes.width),
+        num_chosen=fields.count("num_experts_per_tok", most=num_experts),
+    )
+
+
+def _experts(load: Loader, fields: Fields, prefix: str, num_experts: int, width: int) -> ClampedExperts:
+    inner = fields.count("intermediate_size")
+    gate_up = load.tensor(f"{prefix}.gate_up_proj", num_experts, width, 2 * inner)
+    bias = load.tensor(f"{prefix}.gate_up_proj_bias", num_experts, 2 * inner)
+    down = load.tensor(f"{prefix}.down_proj", num_experts, inner, width)
+    # The file has matrices as [inputs, outputs], and outputs of the gate and of up take turns.
+    return ClampedExperts(
+        gate_up=torch.cat((gate_up[..., ::2], gate_up[..., 1::2]), -1).transpose(1, 2).contiguous(),
+        gate_up_bias=torch.cat((bias[..., ::2], bias[..., 1::2]), -1),
+        down=down.transpose(1, 2).contiguous(),
+        down_bias=load.tensor(f"{prefix}.down_proj_bias", num_experts, width),
+        alpha=fields.number("swiglu_alpha", 1.702),
+        limit=fields.positive("swiglu_limit", 7.0),
+    )
