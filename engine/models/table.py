@@ -11,6 +11,7 @@ from engine.models.gemma3 import Gemma3
 from engine.models.gpt_oss import GptOss
 from engine.models.llama import Llama
 from engine.models.mamba2 import Mamba2
+from engine.models.qwen3_next import Qwen3Next
 
 Build = Callable[[WeightSource, Placement], Model]
 
@@ -26,6 +27,7 @@ GGUF_NAMED: Mapping[str, Build] = {
 HUB_NAMED: Mapping[str, Build] = {
     "gpt_oss": GptOss,
     "mamba2": Mamba2,
+    "qwen3_next": Qwen3Next,
 }
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
