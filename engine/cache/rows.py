@@ -112,7 +112,7 @@ class RowBuffer:
         stored = self._at(slot)
         if slot.index is None:
             stored = stored.clone()
-        return stored.reshape(len(slot), -1).view(torch.uint8)
+        return stored.flatten(1).view(torch.uint8)
 
     def write_bytes(self, slot: Slot, stored: torch.Tensor) -> None:
         """Put bytes back that `read_bytes` gave, here or elsewhere."""

@@ -147,19 +147,23 @@ def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:
 
 
 def check_points(parts: Parts, points: Sequence[Point], length: int) -> dict[int, Frozen]:
-    """The point states by position. Raises StateError unless each has the parts of this memory, and one is
-    of the state's end where there are any."""
+    """The point states by position. Raises StateError unless each has the parts of this memory, they come in
+    order, within the state, and one is of its end where there are tokens."""
     specs = [part.spec for part in parts.points.values()]
     if points and not specs:
         raise StateError("the state has point parts, which this memory has not")
-    frozen = {}
+    frozen: dict[int, Frozen] = {}
+    last = 0
     for point in points:
+        if not last < point.position <= length:
+            raise StateError(f"point state at {point.position} of {length} tokens, behind that at {last}")
+        last = point.position
         if len(point.parts) != len(specs):
             raise StateError(f"point state has {len(point.parts)} parts, not {len(specs)}")
         for spec, stored in zip(specs, point.parts, strict=True):
             if stored.dtype != torch.uint8 or tuple(stored.shape) != (spec.row_nbytes,):
                 raise StateError(f"part {spec.name}: {stored.dtype} {tuple(stored.shape)} at one position")
         frozen[point.position] = point.parts
-    if specs and length not in frozen:
+    if specs and length and length not in frozen:
         raise StateError(f"the state has {length} tokens, and no point state at their end")
     return frozen
