@@ -57,6 +57,10 @@ class Fields:
         self._read[self._path + name] = value
         return value
 
+    def count_or_auto(self, name: str, auto: int) -> int:
+        """A whole number of at least 1; `auto` where the field is missing or says "auto"."""
+        return auto if self._values.get(name) == "auto" else self.count(name, auto)
+
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._get(name, default)
@@ -71,6 +75,15 @@ class Fields:
         if value <= 0:
             raise self.refused(name, value)
         return value
+
+    def positive_or_null(self, name: str) -> float | None:
+        """A finite number above 0, or None where the file says null; it must say one of the two."""
+        if name not in self._values:
+            raise self.refused(name, None)
+        if self._values[name] is None:
+            self._read[self._path + name] = None
+            return None
+        return self.positive(name)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         value = self._get(name, default)

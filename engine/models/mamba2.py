@@ -66,7 +66,7 @@ def _read_sizes(fields: Fields) -> tuple[Ssm2Sizes, int]:
         head_size=fields.count("head_dim"),
         num_groups=fields.count("n_groups"),
         d_state=fields.count("state_size"),
-        kernel=fields.count("conv_kernel", 4),
+        kernel=fields.count("conv_kernel", 4, least=2),
         limits=fields.limits("time_step_limit"),
     )
     if sizes.inner != fields.count("expand", 2) * width:

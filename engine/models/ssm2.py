@@ -16,6 +16,7 @@ from engine.cache.memory import PartNeed, PointSpec, View
 from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.conv import ShortConv, load_conv
+from engine.models.fields import Fields
 from engine.models.loading import Loader
 from engine.models.scan.pieces import in_pieces, starts_of
 from engine.models.scan.ssd import ssd
@@ -54,6 +55,27 @@ class Ssm2Sizes:
             PointSpec(CONV, layer, (self.kernel - 1, self.channels)),
             PointSpec(STATE, layer, (self.num_heads, self.head_size, self.d_state)),
         )
+
+
+def read_ssm2_sizes(fields: Fields, inner: int) -> Ssm2Sizes:
+    """Under the names that most hybrids give them; `inner` is how many values all heads should have. Raises
+    WeightsRefused where they do not fit together."""
+    num_heads = fields.count("mamba_n_heads")
+    if inner % num_heads:
+        raise fields.refused("mamba_n_heads", num_heads)
+    sizes = Ssm2Sizes(
+        num_heads=num_heads,
+        head_size=fields.count_or_auto("mamba_d_head", inner // num_heads),
+        num_groups=fields.count("mamba_n_groups", 1),
+        d_state=fields.count("mamba_d_state"),
+        kernel=fields.count("mamba_d_conv", 4, least=2),
+        limits=fields.limits("time_step_limit"),
+    )
+    if sizes.inner != inner:
+        raise fields.refused("mamba_d_head", sizes.head_size)
+    if sizes.num_heads % sizes.num_groups:
+        raise fields.refused("mamba_n_groups", sizes.num_groups)
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)

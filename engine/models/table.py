@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
+from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
+from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
 from engine.models.gpt_oss import GptOss
 from engine.models.llama import Llama
+from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.mamba2 import Mamba2
 from engine.models.qwen3_next import Qwen3Next
 
@@ -25,8 +28,12 @@ GGUF_NAMED: Mapping[str, Build] = {
 }
 #: families that are read from a Hugging Face folder as it is, by model_type
 HUB_NAMED: Mapping[str, Build] = {
+    "falcon_h1": FalconH1,
+    "gemma2": Gemma2,
     "gpt_oss": GptOss,
     "mamba2": Mamba2,
+    "minimax_m3_vl": MiniMaxM3,
+    "minimax_m3_vl_text": MiniMaxM3,
     "qwen3_next": Qwen3Next,
 }
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
