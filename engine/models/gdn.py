@@ -98,15 +98,15 @@ class DeltaNet:
             view.point(STATE, self.layer),
             self._shared(q) * sizes.k_size**-0.5,
             self._shared(k),
-            v.unflatten(-1, (heads, sizes.v_size)),
+            v.view(*v.shape[:2], heads, sizes.v_size),
             self.rate * F.softplus(a + self.dt_bias),
             torch.sigmoid(b) * self.most_written,
         )
         view.set_point(STATE, self.layer, state)
-        gated = self.norm(out) * self.gate(z.unflatten(-1, (heads, sizes.v_size)))
+        gated = self.norm(out) * self.gate(z.view(out.shape))
         return self.out(gated.reshape(x.shape[0], -1).to(x.dtype))
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
         """Unit vectors of every key head, one for each head of values."""
-        heads = unit(x.unflatten(-1, (self.sizes.num_k_heads, self.sizes.k_size)))
+        heads = unit(x.view(*x.shape[:2], self.sizes.num_k_heads, self.sizes.k_size))
         return heads.repeat_interleave(self.sizes.num_v_heads // self.sizes.num_k_heads, dim=2)

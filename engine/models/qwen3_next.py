@@ -45,9 +45,10 @@ class GatedAttention:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
         q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         qk, v, gate = torch.split(self.inputs(x), [q_width + kv_width, kv_width, q_width], dim=-1)
-        turned = turn(self.norm(qk.unflatten(-1, (-1, self.head_size)).float()), angles).to(x.dtype)
+        qk = self.norm(qk.view(x.shape[0], -1, self.head_size).float())
+        turned = turn(qk, angles).to(x.dtype)
         q, k = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
-        v = v.unflatten(-1, (-1, self.head_size))
+        v = v.view(x.shape[0], -1, self.head_size)
         attended = view.attend(self.layer, q, k, v, self.head_size**-0.5).flatten(1)
         return self.out((attended.float() * torch.sigmoid(gate.float())).to(x.dtype))
 
@@ -217,8 +218,8 @@ def _delta_inputs(load: Loader, prefix: str, width: int, deltas: DeltaSizes) -> 
     each = [deltas.k_size, deltas.k_size, values, values]
     qkvz = load.tensor(f"{prefix}.in_proj_qkvz.weight", heads * sum(each), width)
     ba = load.tensor(f"{prefix}.in_proj_ba.weight", 2 * deltas.num_v_heads, width)
-    by_head = qkvz.view(heads, -1, width).split(each, dim=1) + ba.view(heads, -1, width).chunk(2, dim=1)
-    return [rows.reshape(-1, width) for rows in by_head]
+    by_head = torch.split(qkvz.view(heads, -1, width), each, dim=1)
+    return [rows.reshape(-1, width) for rows in (*by_head, *ba.view(heads, -1, width).chunk(2, dim=1))]
 
 
 def _ffn(load: Loader, fields: Fields, prefix: str, layer: int, width: int) -> FeedForward | SharedMixture:
