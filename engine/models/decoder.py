@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.cache.memory import MemoryNeeds, View
+from engine.cache.memory import MemoryNeeds, PartNeed, View, WindowSpec, keys_and_values
 from engine.linear import Linear
 from engine.models.base import Placement, digest_of_frequencies
 from engine.models.fields import Fields
@@ -59,6 +59,14 @@ class Ends:
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+def grouped_needs(sizes: Sizes, layers: Sequence[tuple[Rotary | None, WindowSpec | None]]) -> MemoryNeeds:
+    """Keys and values of every layer, with the rotary that turns its keys and its window."""
+    parts: list[PartNeed] = []
+    for layer, (rotary, window) in enumerate(layers):
+        parts += keys_and_values(layer, sizes.num_kv_heads, sizes.head_size, sizes.head_size, rotary, window)
+    return MemoryNeeds("iswa" if any(window for _, window in layers) else "kv", tuple(parts))
 
 
 class Decoder:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from engine.cache.memory import MemoryNeeds, PartNeed, WindowSpec, keys_and_values
+from engine.cache.memory import WindowSpec
 from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
-from engine.models.decoder import Decoder, Ends, Pass
+from engine.models.decoder import Decoder, Ends, Pass, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
 from engine.models.layers import Attention, RmsNorm
@@ -73,18 +73,13 @@ class GptOss(Decoder):
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_base=150_000.0)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
         eps = fields.positive("rms_norm_eps", 1e-5)
-        parts: list[PartNeed] = []
-        for layer, kind in enumerate(kinds):
-            window = WindowSpec(fields.count("sliding_window")) if kind == SLIDING else None
-            parts += keys_and_values(
-                layer, sizes.num_kv_heads, sizes.head_size, sizes.head_size, rotary, window
-            )
+        windows = {FULL: None, SLIDING: WindowSpec(fields.count("sliding_window"))}
         super().__init__(
             weights.architecture,
             fields,
             sizes,
             placement,
-            needs=MemoryNeeds("iswa" if SLIDING in kinds else "kv", tuple(parts)),
+            needs=grouped_needs(sizes, [(rotary, windows[kind]) for kind in kinds]),
             rotaries={SLIDING: rotary, FULL: rotary},
             ends=Ends(
                 embedding,

@@ -38,6 +38,8 @@ def read_rope(
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", default_share))
     n_rot = int(head_size * share)
     if not 0 < n_rot <= head_size or n_rot % 2:
+        if share == 1.0:
+            raise fields.refused("head_dim", head_size)
         raise rope.refused("partial_rotary_factor", share)
     return build_rotary(n_rot, base, _scaling(fields, rope, n_ctx), n_ctx)
 

@@ -42,6 +42,10 @@ class Loader:
     def norm(self, name: str, width: int, eps: float) -> RmsNorm:
         return RmsNorm(self.exact(f"{name}.weight", width), eps)
 
+    def norm_from_one(self, name: str, width: int, eps: float) -> RmsNorm:
+        """A norm whose weights are stored as what they are above 1."""
+        return RmsNorm(self.exact(f"{name}.weight", width) + 1, eps)
+
     def _checked(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         if not self._weights.has(name):
             raise WeightsRefused(f"the model lacks the tensor {name}")
@@ -137,11 +141,13 @@ def _in_halves(qkv: list[torch.Tensor], head_size: int, n_rot: int) -> list[torc
     return [halves_of_pairs(q, head_size, n_rot), halves_of_pairs(k, head_size, n_rot), v]
 
 
-def hub_attention(load: Loader, prefix: str, layer: int, sizes: Sizes, scale: float) -> Attention:
-    """Grouped-query attention whose heads are all of one size."""
+def hub_attention(
+    load: Loader, prefix: str, layer: int, sizes: Sizes, scale: float, pairs: int = 0
+) -> Attention:
+    """Grouped-query attention whose heads are all of one size; `pairs` as for `hub_qkv`."""
     return Attention(
         layer=layer,
-        qkv=hub_qkv(load, prefix, sizes),
+        qkv=hub_qkv(load, prefix, sizes, pairs),
         out=load.linear((f"{prefix}.o_proj",), (sizes.width,), sizes.num_heads * sizes.head_size),
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,

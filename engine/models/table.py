@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
+from engine.models.cohere2 import Cohere2
 from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
 from engine.models.gpt_oss import GptOss
 from engine.models.llama import Llama
-from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.mamba2 import Mamba2
+from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.qwen3_next import Qwen3Next
 
 Build = Callable[[WeightSource, Placement], Model]
@@ -28,6 +29,7 @@ GGUF_NAMED: Mapping[str, Build] = {
 }
 #: families that are read from a Hugging Face folder as it is, by model_type
 HUB_NAMED: Mapping[str, Build] = {
+    "cohere2": Cohere2,
     "falcon_h1": FalconH1,
     "gemma2": Gemma2,
     "gpt_oss": GptOss,
