@@ -20,6 +20,7 @@ from engine.state import (
     Point,
     Rows,
     SequenceState,
+    least_missed,
     parts_of,
 )
 from serialization.blobs import BlobClass, BlobId, Store, short
@@ -43,6 +44,9 @@ from serialization.resume import (
     window_runs,
 )
 
+#: Bytes of point state that a manifest names at most, before encoding.
+POINT_BUDGET = 2**28
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenState:
@@ -65,12 +69,14 @@ def write_state(
     untouched: int,
     codecs: CodecSet = DEFAULT,
     workers: int = 1,
+    point_budget: int = POINT_BUDGET,
 ) -> WrittenState:
     """Put what `previous` has not stored yet of `state`, and say where everything is.
 
     Rows of the first `untouched` tokens are known to be those that `previous` stored (see
     `resume.kept_chunks`). `state` has token and block rows from `resume.first_new(...)` on at least; its
-    tokens and spans are complete. With `workers` above 1 blobs are encoded and put by as many threads.
+    tokens and spans are complete. Of its checkpoints those are named that fit into `point_budget` bytes of
+    point state. With `workers` above 1 blobs are encoded and put by as many threads.
 
     Raises FingerprintMismatch if `previous` is of another layout or model, Corrupt if the state lacks rows,
     LimitExceeded, StoreFull, StoreUnavailable; what was put by then is unreferenced.
@@ -81,13 +87,15 @@ def write_state(
     kept = kept_chunks(previous, state.tokens, state.spans, untouched)
     start = kept[-1].stop if kept else 0
     new = in_order(writer.chunk, range(start, state.length, CHUNK_TOKENS), workers)
-    points = in_order(writer.checkpoint, state.points, workers)
+    known = _kept_checkpoints(previous, state, untouched)
+    positions = {checkpoint.position for checkpoint in known}
+    points = in_order(writer.checkpoint, [p for p in state.points if p.position not in positions], workers)
     edge, logits = writer.edge(state.edge)
     put = [blob.ref for chunk in new for blob in chunk.blobs]
     put += [point.ref for point in points if point.ref is not None] + logits
     return WrittenState(
         chunks=(*kept, *new),
-        checkpoints=_merged(_kept_checkpoints(previous, state, untouched), points),
+        checkpoints=thinned(_merged(known, points), point_budget),
         edge=edge,
         num_blobs=len(put),
         nbytes=sum(ref.nbytes for ref in put),
@@ -154,14 +162,23 @@ def _kept_checkpoints(
     )
 
 
+def thinned(checkpoints: Sequence[Checkpoint], budget: int) -> tuple[Checkpoint, ...]:
+    """As many of the checkpoints, rising in position, as have at most `budget` bytes of point state before
+    encoding; those go that are least missed, and the last one never."""
+    kept = list(checkpoints)
+    while len(kept) > 1 and sum(point.ref.raw_nbytes for point in kept if point.ref is not None) > budget:
+        del kept[least_missed([point.position for point in kept])]
+    return tuple(kept)
+
+
 def _merged(kept: Sequence[Checkpoint], new: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Both, by position; a new one replaces a kept one."""
+    """Both, by position."""
     by_position = {checkpoint.position: checkpoint for checkpoint in (*kept, *new)}
     return tuple(by_position[position] for position in sorted(by_position))
 
 
 def read_state(
-    store: Store, manifest: Manifest, length: int | None = None, workers: int = 2
+    store: Store, manifest: Manifest, length: int | None = None, workers: int = 2, num_points: int = 1
 ) -> SequenceState:
     """The state of a manifest, or of its first `length` tokens, every size and digest checked.
 
@@ -169,7 +186,8 @@ def read_state(
     begin where a resume needs them, or where the last partial chunk does. A state that was cut has the token
     that followed as its pending edge. The caller compares fingerprints before (`Manifest.refuse_other`).
 
-    Blobs are fetched and decoded by `workers` threads, each of which calls `store.get`.
+    Blobs are fetched and decoded by `workers` threads, each of which calls `store.get`. Of the checkpoints up
+    to `length` the last `num_points` are read.
 
     Raises NoCheckpoint where the state could not go on, BlobMissing, Corrupt and other StateErrors,
     StoreUnavailable. Nothing is returned unless everything was right.
@@ -184,7 +202,7 @@ def read_state(
         fingerprint=manifest.fingerprint,
         tokens=manifest.tokens[:length],
         rows=tuple(rows),
-        points=reader.points(),
+        points=reader.points(num_points),
         spans=spans_within(manifest.spans, 0, length),
         edge=reader.edge(),
         sampler=manifest.sampler,
@@ -257,15 +275,20 @@ class _Reader:
         )
         return Rows(wanted.kind, start, stop, tuple(parts))
 
-    def points(self) -> tuple[Point, ...]:
-        """The point state at `length`, where the layout has any."""
+    def points(self, count: int) -> tuple[Point, ...]:
+        """The last `count` checkpoints up to `length`, of which one is there, where the layout has any."""
         specs = parts_of(self.manifest.layout, PartKind.POINT)
-        for checkpoint in self.manifest.checkpoints:
-            if specs and checkpoint.ref is not None and checkpoint.position == self.length:
-                if checkpoint.ref.raw_nbytes != point_nbytes(specs):
-                    raise Corrupt("manifest: point state is not as large as its parts")
-                return (decode_point(self.get(checkpoint.ref), specs, self.length),)
-        return ()
+        upto = [point for point in self.manifest.checkpoints if point.position <= self.length]
+        return tuple(
+            self.point(specs, checkpoint.ref, checkpoint.position)
+            for checkpoint in upto[-count:]
+            if specs and checkpoint.ref is not None
+        )
+
+    def point(self, specs: Layout, ref: BlobRef, position: int) -> Point:
+        if ref.raw_nbytes != point_nbytes(specs):
+            raise Corrupt("manifest: point state is not as large as its parts")
+        return decode_point(self.get(ref), specs, position)
 
     def edge(self) -> Edge:
         if self.length < self.manifest.length:

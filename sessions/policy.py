@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from engine.errors import ConfigError
+from serialization.snapshot import POINT_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Policy:
     lease         how long a writer's lease lasts without renewal
     grace         how old an unreferenced blob must be before gc may delete it; longer than any lease
     codec         how new chunks are encoded: "default", "fast" or "raw"
+    checkpoints   bytes of point state that one turn names at most, before encoding (recurrent models)
     drift         the largest |difference| of canary logits with which a state of another build is believed
     """
 
@@ -27,10 +29,11 @@ class Policy:
     lease: float = 30.0
     grace: float = 3600.0
     codec: str = "default"
+    checkpoints: int = POINT_BUDGET
     drift: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("rows_ttl", "session_ttl", "budget"):
+        for name in ("rows_ttl", "session_ttl", "budget", "checkpoints"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"policy: {name} = {value} is negative")

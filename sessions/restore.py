@@ -137,11 +137,13 @@ def _from_rows(
     length = last_resumable(manifest, len(manifest.tokens))
     if length == 0:
         return engine.create(manifest.sampler), Reason.NO_CHECKPOINT, 0, ""
-    state = read_state(store, manifest, length)
+    same_build = dict(manifest.fingerprint.making) == dict(engine.fingerprint.making)
+    # A canary is computed from the checkpoint before the last.
+    state = read_state(store, manifest, length, num_points=1 if same_build else 2)
     seq = engine.restore(state)
     if length < len(manifest.tokens):
         return seq, Reason.NO_CHECKPOINT, length, f"its memory can go on from {length:,} tokens"
-    if dict(state.fingerprint.making) == dict(engine.fingerprint.making):
+    if same_build:
         return seq, Reason.EXACT, length, ""
     try:
         detail = _canary(engine, seq, state, policy)

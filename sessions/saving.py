@@ -34,7 +34,9 @@ def write_turn(
         before = None  # rows of another model, read again: none of the stored ones can be kept
     since = first_new(before, engine.tokens(seq), engine.spans(seq), session.synced)
     state = engine.snapshot(seq, since)
-    written = write_state(store, state, before, session.synced, codec_set(policy.codec))
+    written = write_state(
+        store, state, before, session.synced, codec_set(policy.codec), point_budget=policy.checkpoints
+    )
     manifest = _manifest(engine, session, messages, tenant, state, written, store.now())
     return manifest, written.num_blobs, written.nbytes
 
@@ -51,7 +53,7 @@ def export_turn(
     """Write a live sequence as one archive, by way of memory: no store is touched."""
     aside = MemoryStore()
     state = engine.snapshot(seq, 0)
-    written = write_state(aside, state, None, 0, codec_set(policy.codec))
+    written = write_state(aside, state, None, 0, codec_set(policy.codec), point_budget=policy.checkpoints)
     manifest = _manifest(engine, session, messages, tenant, state, written, time.time())
     return export(out, manifest, aside)
 

@@ -16,7 +16,16 @@ from engine.errors import (
     NoCheckpoint,
     StateError,
 )
-from engine.state import Fingerprint, NextLogits, PartKind, Pending, Provenance, Span
+from engine.state import (
+    Fingerprint,
+    NextLogits,
+    PartKind,
+    Pending,
+    Provenance,
+    SequenceState,
+    Span,
+    parts_of,
+)
 from serialization.blobs import BlobClass
 from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, DEFAULT, RAW, CodecSet
@@ -131,6 +140,40 @@ def test_checkpoints_above_a_rewind_or_of_other_tokens_are_not_kept() -> None:
     for last, untouched, kept in ((longer, 130, [100, 130]), (longer, 110, [100]), (other, 200, [])):
         written = write_state(store, last, both, untouched)
         assert [each.position for each in written.checkpoints] == [*kept, 200]
+
+
+def test_a_checkpoint_that_is_named_already_is_not_written_again() -> None:
+    store, state = CountingStore(), state_of(100)
+    first = manifest_of(state, write_state(store, state, None, 0))
+    store.num_puts = 0
+    ended = replace(state, edge=Pending(3))
+    assert write_state(store, ended, first, 100).checkpoints == first.checkpoints
+    assert store.num_puts == 0
+
+
+def test_checkpoints_beyond_the_budget_go_and_the_last_one_never() -> None:
+    store, manifest = CountingStore(), None
+    for length in (100, 130, 160, 190):
+        state = state_of(length)
+        written = write_state(store, state, manifest, length, point_budget=3 * point_nbytes_of(state))
+        manifest = manifest_of(state, written)
+    assert [each.position for each in manifest.checkpoints] == [100, 160, 190]
+    none_fits = write_state(store, state_of(220), manifest, 190, point_budget=0)
+    assert [each.position for each in none_fits.checkpoints] == [220]
+
+
+def point_nbytes_of(state: SequenceState) -> int:
+    return sum(spec.row_nbytes for spec in parts_of(state.layout, PartKind.POINT))
+
+
+def test_as_many_checkpoints_are_read_as_are_asked_for() -> None:
+    store, manifest = CountingStore(), None
+    for length in (100, 130, 160):
+        state = state_of(length)
+        manifest = manifest_of(state, write_state(store, state, manifest, length))
+    assert [point.position for point in read_state(store, manifest).points] == [160]
+    assert [point.position for point in read_state(store, manifest, num_points=2).points] == [130, 160]
+    assert [point.position for point in read_state(store, manifest, 130, num_points=2).points] == [100, 130]
 
 
 def test_a_turn_writes_its_own_chunks_alone() -> None:
