@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.cache.memory import MemoryNeeds, PartNeed, View, keys_and_values
+from engine.cache.memory import Chosen, MemoryNeeds, PartNeed, View, keys_and_values
 from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
 from engine.models.conv import load_conv
@@ -41,15 +41,17 @@ class GatedAttention:
     head_size: int
     norm: HeadNorm
 
-    def __call__(self, x: torch.Tensor, angles: Angles, view: View) -> torch.Tensor:
-        """`x` [tokens, width] in the model's dtype; the same shape comes back."""
+    def __call__(
+        self, x: torch.Tensor, angles: Angles, view: View, chosen: Chosen | None = None
+    ) -> torch.Tensor:
+        """`x` [tokens, width] in the model's dtype; the same shape comes back. `chosen` is `View.attend`'s."""
         q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         qk, v, gate = torch.split(self.inputs(x), [q_width + kv_width, kv_width, q_width], dim=-1)
         qk = self.norm(qk.view(x.shape[0], -1, self.head_size).float())
         turned = turn(qk, angles).to(x.dtype)
         q, k = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
         v = v.view(x.shape[0], -1, self.head_size)
-        attended = view.attend(self.layer, q, k, v, self.head_size**-0.5).flatten(1)
+        attended = view.attend(self.layer, q, k, v, self.head_size**-0.5, chosen=chosen).flatten(1)
         return self.out((attended.float() * torch.sigmoid(gate.float())).to(x.dtype))
 
 

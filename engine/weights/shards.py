@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import WeightsRefused
 
 _MAX_JSON = 64 * 2**20
-_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+#: Numbers as they are; integers of fewer bits are codes of a quantized checkpoint.
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64"})
 
 
 class Shards:

@@ -1,0 +1,120 @@
+"""The member that reads sparsely by blocks: keys of an indexer are pooled over every r tokens, queries choose
+among the closed blocks and always see the open one.
+
+What a block's key is, is the model's law (`Pool`); it is written once, when the block closes. The rows of the
+open block wait as point state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.memory import BlocksSpec, PartNeed, PointSpec, View
+
+POOLED, OPEN = "pool.k", "pool.open"
+
+#: (rows [blocks, block, width], the position of each block's first token) -> keys [blocks, size]
+Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+#: So many queries are scored at a time: there is a product for each of their heads and every block.
+QUERIES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PooledIndex:
+    """One layer's index over blocks of `block` tokens, at least 2: keys of `size` values, pooled from `width`
+    a token. A query reads the `most` blocks that score highest."""
+
+    layer: int
+    block: int
+    size: int
+    width: int
+    most: int
+
+    @property
+    def parts(self) -> tuple[PartNeed, ...]:
+        """The rows before the next token come back as they were: oldest first, and of closed blocks too."""
+        return (
+            BlocksSpec(POOLED, self.layer, self.size, self.block),
+            PointSpec(OPEN, self.layer, (self.block - 1, self.width)),
+        )
+
+    def append(self, view: View, rows: torch.Tensor, pool: Pool) -> None:
+        """Take in `rows` [tokens, width] of a ubatch, and store the keys of the blocks that they close."""
+        states = []
+        for state, segment in zip(view.point(OPEN, self.layer), view.segments, strict=True):
+            start = int(view.positions[segment.start])
+            closed, state = closing(state, rows[segment.start : segment.stop].float(), start, self.block)
+            states.append(state)
+            first = start // self.block
+            numbers = torch.arange(first, first + len(closed), device=rows.device)
+            view.close(POOLED, self.layer, segment, pool(closed, numbers * self.block))
+        view.set_point(OPEN, self.layer, torch.stack(states))
+
+    def choose(self, view: View, q: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What queries `q` [tokens, heads, size] with `weights` [tokens, heads] may read: see `Chosen`."""
+        chosen = []
+        q = view.into_basis(POOLED, self.layer, q)
+        for segment in view.segments:
+            keys = view.blocks(POOLED, self.layer, segment)
+            rows = slice(segment.start, segment.stop)
+            positions = torch.from_numpy(view.positions[rows]).to(q.device)
+            picked = pick_blocks(block_scores(q[rows], keys, weights[rows]), positions, self.block, self.most)
+            chosen.append(rows_of_blocks(picked, positions, self.block))
+        return tuple(chosen)
+
+
+def closing(
+    state: torch.Tensor, rows: torch.Tensor, start: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The blocks that end among `rows` [tokens, width], of which the first is at position `start`; `state`
+    [block - 1, width] has the rows before it. Returns [blocks, block, width], and the state behind `rows`."""
+    num_tokens = len(rows)
+    line = torch.cat((state, rows))
+    num_closed = (start + num_tokens) // block - start // block
+    # Token t is at block - 1 + t of the line, so the block that it ends begins at t.
+    at = -(start + 1) % block
+    closed = line[at : at + num_closed * block].view(num_closed, block, rows.shape[1])
+    return closed, line[num_tokens:]
+
+
+def block_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """float32 [queries, blocks] of `q` [queries, heads, size] and `keys` [blocks, size]: products below zero
+    count nothing, the others as much as `weights` [queries, heads] say (DeepSeek-V3.2-Exp, section 2)."""
+    wide, weights = keys.float().T, weights.float()[:, None]
+    scores = [
+        (weights[at : at + QUERIES] @ (q[at : at + QUERIES].float() @ wide).relu_())[:, 0]
+        for at in range(0, len(q), QUERIES)
+    ]
+    return torch.cat(scores)
+
+
+def pick_blocks(scores: torch.Tensor, positions: torch.Tensor, block: int, most: int) -> torch.Tensor:
+    """bool [queries, blocks]: of the blocks that are closed at each of `positions` [queries], the `most` that
+    have the highest `scores`; among equals the earlier ones. A query that ends a block may read it."""
+    num_blocks = scores.shape[1]
+    closed = _numbers(num_blocks, positions) < ((positions + 1) // block)[:, None]
+    if num_blocks <= most:
+        return closed
+    order = scores.masked_fill(~closed, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    best = torch.zeros_like(closed).scatter_(1, order[:, :most], True)
+    return best & closed
+
+
+def rows_of_blocks(picked: torch.Tensor, positions: torch.Tensor, block: int) -> torch.Tensor:
+    """bool [queries, rows] up to the last of `positions`: those of the blocks that each query has picked, and
+    those of the block that is open then, up to the query's own."""
+    num_rows = int(positions[-1]) + 1
+    open_from = (positions + 1) // block * block
+    numbers = _numbers(num_rows, positions)
+    still_open = (numbers >= open_from[:, None]) & (numbers <= positions[:, None])
+    rows = picked.repeat_interleave(block, dim=1)
+    still_open[:, : rows.shape[1]] |= rows
+    return still_open
+
+
+def _numbers(count: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(count, device=like.device)[None]
