@@ -54,7 +54,7 @@ class FalconH1Block:
 
     def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
         h, by = self.norm(x), self.by
-        mixed = self.mixer((h * by.ssm_in).to(step.dtype), step.view).float()
+        mixed = self.mixer((h * by.ssm_in).to(step.dtype), step).float()
         attended = self.attention((h * by.attention_in).to(step.dtype), step.angles[FULL], step.view).float()
         x = x + mixed * by.ssm_out + attended * by.attention_out
         return x + self.ffn(self.ffn_norm(x).to(step.dtype)).float() * by.down

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
-from engine.cache.memory import MemoryNeeds
 from engine.models.base import DEFAULT_CONTEXT, Placement, WeightSource
-from engine.models.decoder import Decoder, Ends, Pass
+from engine.models.decoder import Decoder, Ends
 from engine.models.fields import Fields
-from engine.models.layers import RmsNorm
 from engine.models.loading import Loader, check_bias, hub_head
 from engine.models.sizes import Sizes
-from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Sizes, load_ssm2
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2Block:
-    norm: RmsNorm
-    mixer: Ssm2Mixer
-
-    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
-        return x + self.mixer(self.norm(x).to(step.dtype), step.view)
+from engine.models.ssm2 import GatedNorm, Ssm2Sizes, load_ssm2
+from engine.models.ssm_block import MixingBlock, needs_of
 
 
 class Mamba2(Decoder):
@@ -51,7 +37,7 @@ class Mamba2(Decoder):
             fields,
             sizes,
             placement,
-            needs=MemoryNeeds("recurrent", tuple(part for layer in layers for part in inner.parts(layer))),
+            needs=needs_of(part for layer in layers for part in inner.parts(layer)),
             rotaries={},
             ends=Ends(embedding, norm, hub_head(load, fields, sizes, embedding, tied=False)),
             blocks=[_block(load, fields, layer, width, inner, eps) for layer in layers],
@@ -76,12 +62,10 @@ def _read_sizes(fields: Fields) -> tuple[Ssm2Sizes, int]:
     return sizes, width
 
 
-def _block(load: Loader, fields: Fields, layer: int, width: int, sizes: Ssm2Sizes, eps: float) -> Mamba2Block:
+def _block(load: Loader, fields: Fields, layer: int, width: int, sizes: Ssm2Sizes, eps: float) -> MixingBlock:
     prefix = f"backbone.layers.{layer}"
     check_bias(load, fields, f"{prefix}.mixer.in_proj", False, "use_bias")
     check_bias(load, fields, f"{prefix}.mixer.conv1d", True, "use_conv_bias")
     gate = GatedNorm(load.exact(f"{prefix}.mixer.norm.weight", sizes.inner), eps, sizes.num_groups)
-    return Mamba2Block(
-        norm=load.norm(f"{prefix}.norm", width, eps),
-        mixer=load_ssm2(load, f"{prefix}.mixer", layer, width, sizes, gate),
-    )
+    mixer = load_ssm2(load, f"{prefix}.mixer", layer, width, sizes, gate)
+    return MixingBlock(load.norm(f"{prefix}.norm", width, eps), mixer)

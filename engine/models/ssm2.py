@@ -16,8 +16,9 @@ from engine.cache.memory import PartNeed, PointSpec, View
 from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.conv import ShortConv, load_conv
+from engine.models.decoder import Pass
 from engine.models.fields import Fields
-from engine.models.loading import Loader
+from engine.models.loading import Loader, check_bias
 from engine.models.scan.pieces import in_pieces, starts_of
 from engine.models.scan.ssd import ssd
 
@@ -126,9 +127,9 @@ class Ssm2Mixer:
     gate: Gate
     out: Linear
 
-    def __call__(self, x: torch.Tensor, view: View) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
-        sizes = self.sizes
+        sizes, view = self.sizes, step.view
         projected = self.into(x).float()
         if self.scales is not None:
             projected = projected * self.scales
@@ -181,3 +182,14 @@ def load_ssm2(
         gate=gate,
         out=load.linear((f"{prefix}.out_proj",), (width,), sizes.inner),
     )
+
+
+def load_gated_ssm2(
+    load: Loader, fields: Fields, prefix: str, layer: int, width: int, sizes: Ssm2Sizes, eps: float
+) -> Ssm2Mixer:
+    """As most hybrids have it: the gate before the norm, which every group has for itself, and the flags of
+    biases under the names that `read_ssm2_sizes` reads."""
+    check_bias(load, fields, f"{prefix}.in_proj", False, "mamba_proj_bias")
+    check_bias(load, fields, f"{prefix}.conv1d", True, "mamba_conv_bias")
+    gate = GatedNorm(load.exact(f"{prefix}.norm.weight", sizes.inner), eps, sizes.num_groups)
+    return load_ssm2(load, prefix, layer, width, sizes, gate)

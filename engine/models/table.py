@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.errors import UnknownArchitecture
+from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
+from engine.models.deepseek_v3 import DeepSeekV3
 from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
 from engine.models.gpt_oss import GptOss
+from engine.models.granitemoehybrid import GraniteMoeHybrid
+from engine.models.kimi_linear import KimiLinear
 from engine.models.llama import Llama
+from engine.models.llama4 import Llama4
 from engine.models.mamba2 import Mamba2
 from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.qwen3_next import Qwen3Next
+from engine.models.qwen4_exp import Qwen4Exp
 
 Build = Callable[[WeightSource, Placement], Model]
 
@@ -29,14 +35,20 @@ GGUF_NAMED: Mapping[str, Build] = {
 }
 #: families that are read from a Hugging Face folder as it is, by model_type
 HUB_NAMED: Mapping[str, Build] = {
+    "bamba": Bamba,
     "cohere2": Cohere2,
+    "deepseek_v3": DeepSeekV3,
     "falcon_h1": FalconH1,
     "gemma2": Gemma2,
     "gpt_oss": GptOss,
+    "granitemoehybrid": GraniteMoeHybrid,
+    "kimi_linear": KimiLinear,
+    "llama4_text": Llama4,
     "mamba2": Mamba2,
     "minimax_m3_vl": MiniMaxM3,
     "minimax_m3_vl_text": MiniMaxM3,
     "qwen3_next": Qwen3Next,
+    "qwen4_exp_text": Qwen4Exp,
 }
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
