@@ -59,7 +59,7 @@ def halves_of_pairs(rows: torch.Tensor, head_size: int, n_rot: int, start: int =
     """Rows [heads * head_size, ...] of q or k (a matrix, a bias, a norm's weight) whose RoPE turns value
     2i of a head with value 2i + 1, in the order of halves: i with i + n_rot/2. Only the `n_rot` values of
     each head from `start` on move. Where q and k are both re-ordered, scores are the same."""
-    heads = rows.unflatten(0, (-1, head_size))
+    heads = rows.view(-1, head_size, *rows.shape[1:])
     turned = heads[:, start : start + n_rot]
     halves = torch.cat((turned[:, 0::2], turned[:, 1::2]), 1)
     return torch.cat((heads[:, :start], halves, heads[:, start + n_rot :]), 1).flatten(0, 1)
@@ -171,7 +171,9 @@ def hub_head(load: Loader, fields: Fields, sizes: Sizes, embedding: torch.Tensor
     """The output matrix: `lm_head`, or the embedding table where the two are tied; `tied` is the default."""
     if fields.flag("tie_word_embeddings", tied):
         return Linear(embedding)
-    return load.linear(("lm_head",), (sizes.vocab_size,), sizes.width)
+    deeper = load.has("language_model.lm_head.weight")
+    name = "language_model.lm_head" if deeper else "lm_head"
+    return load.linear((name,), (sizes.vocab_size,), sizes.width)
 
 
 def check_bias(load: Loader, fields: Fields, name: str, default: bool, flag: str = "attention_bias") -> None:
