@@ -14,16 +14,13 @@ from tests.oracles import base
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`family` is a module of `tests.oracles`; `quantized` tells whether its rows can be q8_0."""
+    """`family` is a module of `tests.oracles`, `dtypes` those that its rows are tested in; the last of them is
+    the one of the gate."""
 
     family: str
     kind: str
-    quantized: bool = True
+    dtypes: tuple[str, ...] = ("f32", "bf16", "q8_0")
     changes: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        return ("f32", "bf16", "q8_0") if self.quantized else ("f32", "bf16")
 
 
 MEMBERS = {
@@ -31,6 +28,9 @@ MEMBERS = {
     for member in (
         Member("llama", "kv"),
         Member("gemma3", "iswa"),
+        Member("mamba2", "recurrent", dtypes=("f32",)),
+        Member("falcon_h1", "hybrid"),
+        Member("qwen3_next", "hybrid"),
     )
 }
 
