@@ -3,7 +3,7 @@ experts with one that all tokens share (Qwen3-Next model card, 2025)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from engine.models.gdn import DeltaNet, DeltaSizes, read_delta_sizes
 from engine.models.hub_experts import hub_experts
 from engine.models.hub_rope import read_rope
 from engine.models.layers import FeedForward, HeadNorm, RmsNorm
-from engine.models.loading import Loader, hub_ffn, hub_head
+from engine.models.loading import Loader, hub_ffn, hub_head, hub_prefix
 from engine.models.moe import Experts
 from engine.models.sizes import FULL, Sizes, read_layer_types, read_sizes
 from engine.rope import Angles, turn
@@ -44,7 +44,7 @@ class GatedAttention:
     def __call__(
         self, x: torch.Tensor, angles: Angles, view: View, chosen: Chosen | None = None
     ) -> torch.Tensor:
-        """`x` [tokens, width] in the model's dtype; the same shape comes back. `chosen` is `View.attend`'s."""
+        """`x` [tokens, width] in the model's dtype, to the same shape. `chosen` is that of `View.attend`."""
         q_width, kv_width = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         qk, v, gate = torch.split(self.inputs(x), [q_width + kv_width, kv_width, q_width], dim=-1)
         qk = self.norm(qk.view(x.shape[0], -1, self.head_size).float())
@@ -93,24 +93,46 @@ class DeltaBlock:
         return x + self.ffn(self.ffn_norm(x).to(step.dtype))
 
 
-class Qwen3Next(Decoder):
-    """See `Model`."""
+#: loads the rows of q, k, v, z, b and a of a delta net, whose tensors have this prefix, joined in this order
+LoadInputs = Callable[[Loader, str, int, DeltaSizes], Sequence[torch.Tensor]]
+#: loads the second half of a layer
+LoadFfn = Callable[[Loader, Fields, str, int, int], FeedForward | SharedMixture]
 
-    def __init__(self, weights: WeightSource, placement: Placement) -> None:
+
+class DeltaDecoder(Decoder):
+    """Delta nets and layers of gated attention; families differ in how their tensors lie, and in the second
+    halves of layers."""
+
+    def __init__(
+        self, weights: WeightSource, placement: Placement, load_inputs: LoadInputs, load_ffn: LoadFfn
+    ) -> None:
         fields, load = Fields(weights), Loader(weights, placement)
         sizes, deltas = read_sizes(fields), read_delta_sizes(fields)
         check_silu(fields)
         kinds = read_kinds(fields, sizes.num_layers)
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_share=0.25)
+        eps, prefix, width = fields.number("rms_norm_eps", 1e-6), hub_prefix(load), sizes.width
+        embedding = load.tensor(f"{prefix}.embed_tokens.weight", sizes.vocab_size, width)
         parts: list[PartNeed] = []
+        blocks: list[DeltaBlock] = []
         for layer, kind in enumerate(kinds):
+            name, size = f"{prefix}.layers.{layer}", sizes.head_size
             if kind == FULL:
-                size = sizes.head_size
                 parts += keys_and_values(layer, sizes.num_kv_heads, size, size, rotary)
             else:
                 parts += deltas.parts(layer)
-        eps = fields.number("rms_norm_eps", 1e-6)
-        embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
+            blocks.append(
+                DeltaBlock(
+                    mixer_norm=centred_norm(load, f"{name}.input_layernorm", width, eps),
+                    mixer=(
+                        load_gated_attention(load, f"{name}.self_attn", layer, sizes, eps)
+                        if kind == FULL
+                        else _load_net(load, f"{name}.linear_attn", layer, width, deltas, load_inputs, eps)
+                    ),
+                    ffn_norm=centred_norm(load, f"{name}.post_attention_layernorm", width, eps),
+                    ffn=load_ffn(load, fields, f"{name}.mlp", layer, width),
+                )
+            )
         super().__init__(
             weights.architecture,
             fields,
@@ -120,13 +142,18 @@ class Qwen3Next(Decoder):
             rotaries={FULL: rotary},
             ends=Ends(
                 embedding,
-                centred_norm(load, "model.norm", sizes.width, eps),
+                centred_norm(load, f"{prefix}.norm", width, eps),
                 hub_head(load, fields, sizes, embedding, tied=False),
             ),
-            blocks=[
-                _block(load, fields, sizes, deltas, layer, kind, eps) for layer, kind in enumerate(kinds)
-            ],
+            blocks=blocks,
         )
+
+
+class Qwen3Next(DeltaDecoder):
+    """See `Model`."""
+
+    def __init__(self, weights: WeightSource, placement: Placement) -> None:
+        super().__init__(weights, placement, _load_inputs, _load_ffn)
 
 
 def read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
@@ -146,8 +173,7 @@ def check_silu(fields: Fields) -> None:
 
 
 def centred_norm(load: Loader, name: str, width: int, eps: float) -> RmsNorm:
-    """The file has what the weights are more than 1."""
-    return RmsNorm(1.0 + load.exact(f"{name}.weight", width), eps)
+    return load.norm_from_one(name, width, eps)
 
 
 def load_gated_attention(load: Loader, prefix: str, layer: int, sizes: Sizes, eps: float) -> GatedAttention:
@@ -194,26 +220,20 @@ def load_delta_net(
     )
 
 
-def _block(
-    load: Loader, fields: Fields, sizes: Sizes, deltas: DeltaSizes, layer: int, kind: str, eps: float
-) -> DeltaBlock:
-    prefix, width = f"model.layers.{layer}", sizes.width
-    if kind == FULL:
-        mixer: GatedAttention | DeltaNet = load_gated_attention(
-            load, f"{prefix}.self_attn", layer, sizes, eps
-        )
-    else:
-        inputs = _delta_inputs(load, f"{prefix}.linear_attn", width, deltas)
-        mixer = load_delta_net(load, f"{prefix}.linear_attn", layer, width, deltas, inputs, eps)
-    return DeltaBlock(
-        mixer_norm=centred_norm(load, f"{prefix}.input_layernorm", width, eps),
-        mixer=mixer,
-        ffn_norm=centred_norm(load, f"{prefix}.post_attention_layernorm", width, eps),
-        ffn=_ffn(load, fields, f"{prefix}.mlp", layer, width),
-    )
+def _load_net(
+    load: Loader,
+    prefix: str,
+    layer: int,
+    width: int,
+    deltas: DeltaSizes,
+    load_inputs: LoadInputs,
+    eps: float,
+) -> DeltaNet:
+    inputs = load_inputs(load, prefix, width, deltas)
+    return load_delta_net(load, prefix, layer, width, deltas, inputs, eps)
 
 
-def _delta_inputs(load: Loader, prefix: str, width: int, deltas: DeltaSizes) -> Sequence[torch.Tensor]:
+def _load_inputs(load: Loader, prefix: str, width: int, deltas: DeltaSizes) -> Sequence[torch.Tensor]:
     """The file has rows by key head: its q, its k, and v and z of the heads that share them; so b and a."""
     heads = deltas.num_k_heads
     values = deltas.v_width // heads
@@ -224,7 +244,9 @@ def _delta_inputs(load: Loader, prefix: str, width: int, deltas: DeltaSizes) -> 
     return [rows.reshape(-1, width) for rows in (*by_head, *ba.view(heads, -1, width).chunk(2, dim=1))]
 
 
-def _ffn(load: Loader, fields: Fields, prefix: str, layer: int, width: int) -> FeedForward | SharedMixture:
+def _load_ffn(
+    load: Loader, fields: Fields, prefix: str, layer: int, width: int
+) -> FeedForward | SharedMixture:
     dense = fields.counts("mlp_only_layers") if fields.has("mlp_only_layers") else ()
     num_experts = fields.count("num_experts", least=0, most=2**16)
     every = fields.count("decoder_sparse_step", 1)
