@@ -28,13 +28,15 @@ def read_rope(
     layer_type: str | None = None,
     default_base: float = 10_000.0,
     default_share: float = 1.0,
+    base_field: str = "rope_theta",
 ) -> Rotary:
     """The rotary of heads of `head_size` values; `layer_type` where kinds of layers have RoPE of their own.
 
-    `default_share` of a head turns where the file does not say partial_rotary_factor. Raises WeightsRefused.
+    `default_share` of a head turns where the file does not say partial_rotary_factor. `base_field` is where
+    older files have the base. Raises WeightsRefused.
     """
     rope = rope_section(fields, layer_type)
-    base = rope.positive("rope_theta", fields.positive("rope_theta", default_base))
+    base = rope.positive("rope_theta", fields.positive(base_field, default_base))
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", default_share))
     n_rot = int(head_size * share)
     if not 0 < n_rot <= head_size or n_rot % 2:

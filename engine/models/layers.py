@@ -56,7 +56,7 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention of one layer; what is remembered lies behind the view. `softcap` and `sinks`
-    are those of `View.attend`."""
+    are those of `View.attend`; values count `value_scale` times."""
 
     layer: int
     qkv: Linear
@@ -69,6 +69,7 @@ class Attention:
     norm: HeadNorm | None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    value_scale: float = 1.0
 
     def __call__(self, x: torch.Tensor, angles: Angles | None, view: View) -> torch.Tensor:
         """`x` [tokens, width] in the model's dtype; the same shape comes back. No angles: no positions."""
@@ -83,6 +84,8 @@ class Attention:
         q, k = torch.split(qk.to(x.dtype), [self.num_heads, self.num_kv_heads], dim=1)
         v = flat_v.view(num_tokens, self.num_kv_heads, self.head_size_v)
         attended = view.attend(self.layer, q, k, v, self.scale, self.softcap, sinks=self.sinks)
+        if self.value_scale != 1.0:
+            attended = attended * self.value_scale
         return self.out(attended.reshape(num_tokens, -1))
 
 

@@ -19,6 +19,7 @@ from engine.models.kimi_linear import KimiLinear
 from engine.models.llama import Llama
 from engine.models.llama4 import Llama4
 from engine.models.mamba2 import Mamba2
+from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.qwen3_next import Qwen3Next
 from engine.models.qwen4_exp import Qwen4Exp
@@ -45,6 +46,7 @@ HUB_NAMED: Mapping[str, Build] = {
     "kimi_linear": KimiLinear,
     "llama4_text": Llama4,
     "mamba2": Mamba2,
+    "mimo_v2_flash": MimoV2Flash,
     "minimax_m3_vl": MiniMaxM3,
     "minimax_m3_vl_text": MiniMaxM3,
     "qwen3_next": Qwen3Next,
