@@ -235,7 +235,9 @@ class Engine:
         if record.edge is None:
             raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
         if isinstance(record.edge, NextLogits):
-            token = sample(record.edge.logits, record.sampler, record.tokens, len(record.tokens))
+            # Some models have more rows of output than their tokenizer has tokens.
+            logits = record.edge.logits[: self.tokenizer.vocab_size]
+            token = sample(logits, record.sampler, record.tokens, len(record.tokens))
             record.edge = Pending(token)
             return token
         return record.edge.token

@@ -61,6 +61,8 @@ def _adjusted(scores: Floats, params: SamplerParams, history: Sequence[int]) -> 
     if not _penalised(params) or not recent:
         return scores
     ids, counts = np.unique(np.asarray(recent), return_counts=True)
+    known = ids < len(scores)
+    ids, counts = ids[known], counts[known]
     seen = scores[ids]
     seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
     scores[ids] = seen - counts * params.frequency_penalty - params.presence_penalty

@@ -14,8 +14,7 @@ from tests.oracles import base
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`family` is a module of `tests.oracles`, `dtypes` those that its rows are tested in; the last of them is
-    the one of the gate."""
+    """`family` is a module of `tests.oracles`; `dtypes` are those that its rows are tested in, the gate's last."""
 
     family: str
     kind: str
