@@ -100,13 +100,23 @@ class Fields:
         self._read[self._path + name] = str(value)
         return str(value)
 
-    def words(self, name: str, length: int, allowed: Sequence[str]) -> tuple[str, ...]:
-        """`length` words, each one of `allowed`."""
+    def words(self, name: str, length: int | None, allowed: Sequence[str]) -> tuple[str, ...]:
+        """`length` words, or any number of them, each one of `allowed`."""
         value = self._get(name, None)
-        if not isinstance(value, list) or len(value) != length or not set(map(str, value)) <= set(allowed):
+        if not isinstance(value, list) or not set(map(str, value)) <= set(allowed):
+            raise self.refused(name, value)
+        if len(value) != (min(len(value), _MAX_LIST) if length is None else length):
             raise self.refused(name, value)
         self._read[self._path + name] = " ".join(value)
         return tuple(value)
+
+    def letters(self, name: str, allowed: str) -> str:
+        """A word of any length out of letters that are all in `allowed`."""
+        value = self._get(name, None)
+        if not isinstance(value, str) or len(value) > _MAX_LIST or not set(value) <= set(allowed):
+            raise self.refused(name, value)
+        self._read[self._path + name] = value
+        return value
 
     def counts(self, name: str, least: int = 0, most: int = MOST) -> tuple[int, ...]:
         """A list of whole numbers in [least, most]."""

@@ -9,6 +9,7 @@ from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
 from engine.models.deepseek_v3 import DeepSeekV3
+from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
@@ -16,11 +17,15 @@ from engine.models.gemma3 import Gemma3
 from engine.models.gpt_oss import GptOss
 from engine.models.granitemoehybrid import GraniteMoeHybrid
 from engine.models.kimi_linear import KimiLinear
+from engine.models.lfm2 import Lfm2
 from engine.models.llama import Llama
 from engine.models.llama4 import Llama4
 from engine.models.mamba2 import Mamba2
 from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
+from engine.models.nemotron_h import NemotronH
+from engine.models.olmo_hybrid import OlmoHybrid
+from engine.models.qwen3_5 import Qwen35
 from engine.models.qwen3_next import Qwen3Next
 from engine.models.qwen4_exp import Qwen4Exp
 
@@ -39,16 +44,21 @@ HUB_NAMED: Mapping[str, Build] = {
     "bamba": Bamba,
     "cohere2": Cohere2,
     "deepseek_v3": DeepSeekV3,
+    "deepseek_v32": DeepSeekV32,
     "falcon_h1": FalconH1,
     "gemma2": Gemma2,
     "gpt_oss": GptOss,
     "granitemoehybrid": GraniteMoeHybrid,
     "kimi_linear": KimiLinear,
+    "lfm2": Lfm2,
     "llama4_text": Llama4,
     "mamba2": Mamba2,
     "mimo_v2_flash": MimoV2Flash,
     "minimax_m3_vl": MiniMaxM3,
     "minimax_m3_vl_text": MiniMaxM3,
+    "nemotron_h": NemotronH,
+    "olmo_hybrid": OlmoHybrid,
+    "qwen3_5_text": Qwen35,
     "qwen3_next": Qwen3Next,
     "qwen4_exp_text": Qwen4Exp,
 }
