@@ -27,9 +27,11 @@ MEMBERS = {
     for member in (
         Member("llama", "kv"),
         Member("gemma3", "iswa"),
+        Member("deepseek_v3", "kv"),
         Member("mamba2", "recurrent", dtypes=("f32",)),
         Member("falcon_h1", "hybrid"),
         Member("qwen3_next", "hybrid"),
+        Member("kimi_linear", "hybrid"),
     )
 }
 
