@@ -3,31 +3,17 @@ that have RoPE, and no positions at all in those that see everything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import torch.nn.functional as F
 
 from engine.cache.memory import WindowSpec
 from engine.models.base import Placement, WeightSource
-from engine.models.decoder import Decoder, Ends, Pass, grouped_needs
+from engine.models.blocks import ParallelBlock
+from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
-from engine.models.layers import Attention, FeedForward, LayerNorm
+from engine.models.layers import LayerNorm
 from engine.models.loading import Loader, check_bias, hub_attention, hub_ffn, hub_head
 from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Cohere2Block:
-    kind: str
-    norm: LayerNorm
-    attention: Attention
-    ffn: FeedForward
-
-    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
-        h = self.norm(x).to(step.dtype)
-        return x + self.attention(h, step.angles.get(self.kind), step.view) + self.ffn(h)
 
 
 class Cohere2(Decoder):
@@ -66,11 +52,11 @@ def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     return tuple(SLIDING if (layer + 1) % every else FULL for layer in range(num_layers))
 
 
-def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str) -> Cohere2Block:
+def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str) -> ParallelBlock:
     prefix = f"model.layers.{layer}"
     check_bias(load, fields, f"{prefix}.self_attn.q_proj", False)
     scale, pairs = sizes.head_size**-0.5, sizes.head_size // 2
-    return Cohere2Block(
+    return ParallelBlock(
         kind=kind,
         norm=_norm(load, fields, f"{prefix}.input_layernorm", sizes.width),
         attention=hub_attention(load, f"{prefix}.self_attn", layer, sizes, scale, pairs),

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from engine.cache.memory import WindowSpec
 from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
-from engine.models.decoder import Decoder, Ends, Pass, grouped_needs
+from engine.models.blocks import SerialBlock
+from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
-from engine.models.layers import Attention, RmsNorm
 from engine.models.loading import Loader, check_bias, hub_attention, hub_head
 from engine.models.moe import by_expert
 from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
@@ -45,21 +45,16 @@ class ClampedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class GptOssBlock:
-    kind: str
-    attention_norm: RmsNorm
-    attention: Attention
-    ffn_norm: RmsNorm
+class Routed:
+    """The softmax over the scores of the chosen experts weighs their outputs."""
+
     router: Linear
     experts: ClampedExperts
     num_chosen: int
 
-    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
-        h = self.attention_norm(x).to(step.dtype)
-        x = x + self.attention(h, step.angles[self.kind], step.view)
-        h = self.ffn_norm(x).to(step.dtype)
-        scores, chosen = self.router(h).float().topk(self.num_chosen)
-        return x + by_expert(h, chosen, scores.softmax(-1), self.experts)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen = self.router(x).float().topk(self.num_chosen)
+        return by_expert(x, chosen, scores.softmax(-1), self.experts)
 
 
 class GptOss(Decoder):
@@ -90,19 +85,22 @@ class GptOss(Decoder):
         )
 
 
-def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str, eps: float) -> GptOssBlock:
+def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str, eps: float) -> SerialBlock:
     prefix = f"model.layers.{layer}"
     num_experts = fields.count("num_local_experts")
     check_bias(load, fields, f"{prefix}.self_attn.q_proj", True)
     attention = hub_attention(load, f"{prefix}.self_attn", layer, sizes, sizes.head_size**-0.5)
-    return GptOssBlock(
+    mixture = Routed(
+        router=load.linear((f"{prefix}.mlp.router",), (num_experts,), sizes.width),
+        experts=_experts(load, fields, f"{prefix}.mlp.experts", num_experts, sizes.width),
+        num_chosen=fields.count("num_experts_per_tok", most=num_experts),
+    )
+    return SerialBlock(
         kind=kind,
         attention_norm=load.norm(f"{prefix}.input_layernorm", sizes.width, eps),
         attention=replace(attention, sinks=load.exact(f"{prefix}.self_attn.sinks", sizes.num_heads)),
         ffn_norm=load.norm(f"{prefix}.post_attention_layernorm", sizes.width, eps),
-        router=load.linear((f"{prefix}.mlp.router",), (num_experts,), sizes.width),
-        experts=_experts(load, fields, f"{prefix}.mlp.experts", num_experts, sizes.width),
-        num_chosen=fields.count("num_experts_per_tok", most=num_experts),
+        ffn=mixture,
     )
 
 

@@ -43,7 +43,7 @@ def read_rope(
         if share == 1.0:
             raise fields.refused("head_dim", head_size)
         raise rope.refused("partial_rotary_factor", share)
-    return build_rotary(n_rot, base, _scaling(fields, rope, n_ctx), n_ctx)
+    return build_rotary(n_rot, base, _scaling(fields, rope, n_rot, n_ctx), n_ctx)
 
 
 def rope_section(fields: Fields, layer_type: str | None) -> Fields:
@@ -59,7 +59,7 @@ def rope_type(rope: Fields, allowed: tuple[str, ...]) -> str:
     return rope.word("rope_type", allowed, "default")
 
 
-def _scaling(fields: Fields, rope: Fields, n_ctx: int) -> RopeScaling:
+def _scaling(fields: Fields, rope: Fields, n_rot: int, n_ctx: int) -> RopeScaling:
     kind = _KINDS[rope_type(rope, tuple(_KINDS))]
     if kind == "none":
         return RopeScaling()
@@ -70,9 +70,10 @@ def _scaling(fields: Fields, rope: Fields, n_ctx: int) -> RopeScaling:
     factor = rope.positive("factor", ratio)
     factors = None
     if kind == "longrope":
-        factors = torch.tensor(rope.numbers("long_factor" if n_ctx > original else "short_factor"))
-        if not bool((factors > 0).all()):
-            raise rope.refused("long_factor or short_factor", factors.tolist())
+        table = "long_factor" if n_ctx > original else "short_factor"
+        factors = torch.tensor(rope.numbers(table))
+        if len(factors) != n_rot // 2 or not bool((factors > 0).all()):
+            raise rope.refused(table, factors.tolist())
     return RopeScaling(
         kind=kind,
         factor=factor,

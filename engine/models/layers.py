@@ -17,6 +17,8 @@ from engine.linear import Linear
 from engine.rope import Angles, turn
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+#: a matrix, or several that add up
+Projection = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,18 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention of one layer; what is remembered lies behind the view. `softcap` and `sinks`
-    are those of `View.attend`; values count `value_scale` times."""
+    are those of `View.attend`; values count `value_scale` times. `norm` takes float32 [tokens, heads + kv
+    heads, head size]: those of q, then those of k."""
 
     layer: int
-    qkv: Linear
+    qkv: Projection
     out: Linear
     num_heads: int
     num_kv_heads: int
     head_size: int
     head_size_v: int
     scale: float
-    norm: HeadNorm | None
+    norm: Callable[[torch.Tensor], torch.Tensor] | None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     value_scale: float = 1.0
@@ -93,7 +96,7 @@ class Attention:
 class FeedForward:
     """down(activation(gate x) * up x)."""
 
-    gate_up: Linear
+    gate_up: Projection
     down: Linear
     activation: Activation
 

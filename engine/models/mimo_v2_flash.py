@@ -3,7 +3,6 @@ keys are wider than values, and most layers route to experts (Xiaomi, MiMo-V2-Fl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +11,12 @@ import torch.nn.functional as F
 from engine.cache.memory import MemoryNeeds, PartNeed, WindowSpec, keys_and_values
 from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
-from engine.models.decoder import Decoder, Ends, Pass
+from engine.models.blocks import Ffn, SerialBlock
+from engine.models.decoder import Decoder, Ends
 from engine.models.fields import Fields
 from engine.models.hub_experts import hub_experts
 from engine.models.hub_rope import read_rope
-from engine.models.layers import Attention, RmsNorm
+from engine.models.layers import Attention
 from engine.models.loading import Loader, check_bias, hub_ffn, hub_head
 from engine.models.mla_ffn import DENSE, MAX_EXPERTS, SPARSE, read_groups, read_num_chosen
 from engine.models.moe import Experts
@@ -38,19 +38,6 @@ class Routed:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.experts(x, *self.law(self.router(x.float())))
-
-
-@dataclass(frozen=True, slots=True)
-class MimoBlock:
-    kind: str
-    attention_norm: RmsNorm
-    attention: Attention
-    ffn_norm: RmsNorm
-    ffn: Callable[[torch.Tensor], torch.Tensor]
-
-    def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x).to(step.dtype), step.angles[self.kind], step.view)
-        return x + self.ffn(self.ffn_norm(x).to(step.dtype))
 
 
 class MimoV2Flash(Decoder):
@@ -128,9 +115,9 @@ class _Reader:
             raise self._fields.refused("swa_num_key_value_heads", count)
         return count
 
-    def block(self, layer: int, kind: str) -> MimoBlock:
+    def block(self, layer: int, kind: str) -> SerialBlock:
         load, width, prefix = self._load, self._sizes.width, f"model.layers.{layer}"
-        return MimoBlock(
+        return SerialBlock(
             kind=kind,
             attention_norm=load.norm(f"{prefix}.input_layernorm", width, self.eps),
             attention=self._attention(layer, f"{prefix}.self_attn", kind),
@@ -158,7 +145,7 @@ class _Reader:
             value_scale=self._value_scale,
         )
 
-    def _ffn(self, prefix: str, kind: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _ffn(self, prefix: str, kind: str) -> Ffn:
         load, fields, width = self._load, self._fields, self._sizes.width
         if kind == DENSE:
             return hub_ffn(load, prefix, width, fields.count("intermediate_size"), F.silu)

@@ -25,6 +25,8 @@ from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
 from engine.models.nemotron_h import NemotronH
 from engine.models.olmo_hybrid import OlmoHybrid
+from engine.models.phi import Phi
+from engine.models.phi3 import Phi3
 from engine.models.qwen3_5 import Qwen35
 from engine.models.qwen3_next import Qwen3Next
 from engine.models.qwen4_exp import Qwen4Exp
@@ -58,6 +60,8 @@ HUB_NAMED: Mapping[str, Build] = {
     "minimax_m3_vl_text": MiniMaxM3,
     "nemotron_h": NemotronH,
     "olmo_hybrid": OlmoHybrid,
+    "phi": Phi,
+    "phi3": Phi3,
     "qwen3_5_text": Qwen35,
     "qwen3_next": Qwen3Next,
     "qwen4_exp_text": Qwen4Exp,
