@@ -26,8 +26,8 @@ class LatentDecoder(Decoder):
         sizes = read_sizes(fields)
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
         latent = replace(latent, pairs=fields.flag("rope_interleave", True))
-        rotary = read_rope(fields, latent.rope, placement.n_ctx)
         scale = attention_scale(fields, latent.head)
+        rotary = read_rope(fields, latent.rope, placement.n_ctx)
         eps = fields.number("rms_norm_eps", 1e-6)
         kinds = read_kinds(fields, sizes.num_layers)
 

@@ -16,6 +16,9 @@ from engine.models.layers import LayerNorm
 from engine.models.loading import Loader, halves_of_pairs
 from engine.rope import Angles, Rotary, turn
 
+#: word of layer_types
+INDEXED = "indexed_attention"
+
 _EPS = 1e-6
 
 
