@@ -25,8 +25,9 @@ class Sizes:
     n_ctx_train: int
 
 
-def read_sizes(fields: Fields) -> Sizes:
-    """Raises WeightsRefused where one is missing or they do not fit together, and for quantized weights."""
+def read_sizes(fields: Fields, default_context: int | None = None) -> Sizes:
+    """Raises WeightsRefused where one is missing or they do not fit together, and for quantized weights.
+    `default_context` is for families that say no length that they were trained for."""
     fields.only("quantization_config", None)
     width, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if not fields.has("head_dim") and width % num_heads:
@@ -41,7 +42,7 @@ def read_sizes(fields: Fields) -> Sizes:
         num_kv_heads=num_kv_heads,
         head_size=fields.count("head_dim", width // num_heads),
         vocab_size=fields.count("vocab_size"),
-        n_ctx_train=fields.count("max_position_embeddings"),
+        n_ctx_train=fields.count("max_position_embeddings", default_context),
     )
 
 

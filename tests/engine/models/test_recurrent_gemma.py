@@ -1,0 +1,11 @@
+"""RecurrentGemma against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.oracles.base import check_numbers
+
+
+def test_numbers(tmp_path: Path) -> None:
+    check_numbers("recurrent_gemma", tmp_path)
