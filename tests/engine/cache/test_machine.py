@@ -1,51 +1,47 @@
 """Any sequence of verbs, against a model in plain Python that knows neither cells nor tables by number.
 
 The model keeps a list of tokens per sequence. A token is an object, and sequences that share a cell share
-the object, so that the number of cells in use is known too. Tables are tiny: they fill up and wrap.
+the object, so that the number of cells in use is known too. Tables are tiny: they fill up and wrap. What
+rows, blocks and point state must be is told from the tokens alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from unittest import TestCase
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.batch import Batch
-from engine.cache.cells import CellTable
-from engine.cache.memory import WindowSpec
+from engine.batch import Batch, Ints
 from engine.cache.parts_memory import PartsMemory
+from engine.cache.table import KINDS
 from engine.errors import EditRefused, NoSlot
-from engine.state import Rows, SeqId
-from tests.engine.cache.harness import (
-    batch_of,
-    dense,
-    feed_plan,
-    held_rows,
-    interleaved,
-    keys,
-    layers_of,
-    queries,
-    run_layers,
-    spec,
-    values,
-    visible,
+from engine.state import PartKind, Point, Rows, SeqId, parts_of
+from tests.engine.cache.members import (
+    WINDOW,
+    check_seen,
+    check_stored,
+    compute,
+    compute_plan,
+    everything,
+    member_spec,
+    tiny_memory,
 )
 
-NUM_SEQS, NUM_CELLS, MAX_BATCH, WINDOW = 3, 48, 5, 3
-#: of the window table: each sequence's window and a batch
-WINDOW_CELLS = NUM_SEQS * (WINDOW + MAX_BATCH)
+NUM_SEQS, NUM_CELLS, MAX_BATCH = 3, 48, 5
+#: room for two or three checkpoints of any kind, and for all
+BUDGETS = (150, 2**20)
 SEQS = st.integers(0, NUM_SEQS - 1).map(SeqId)
 SEQS_OR_ALL = st.none() | SEQS
 PLACES = st.integers(0, 20)
 STOPS = st.none() | PLACES
-COUNTS = st.lists(st.integers(0, MAX_BATCH), min_size=NUM_SEQS, max_size=NUM_SEQS).filter(
-    lambda counts: 0 < sum(counts) <= MAX_BATCH
-)
+#: the sequence of each row of a batch
+BATCHES = st.lists(SEQS, min_size=1, max_size=MAX_BATCH)
 
 
 @dataclass(eq=False)
@@ -60,74 +56,90 @@ class Token:
 class Machine(RuleBasedStateMachine):
     """Verbs that every memory has."""
 
-    short_window = False
+    kind = ""
+    full_windows = False
 
-    def build(self) -> PartsMemory:
-        return PartsMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), None)
-
-    @initialize(max_ubatch=st.integers(1, MAX_BATCH))
-    def start(self, max_ubatch: int) -> None:
-        self.spec = spec(
-            None,
-            WindowSpec(WINDOW),
-            heads=1,
-            size=4,
+    @initialize(
+        max_ubatch=st.integers(1, MAX_BATCH),
+        budget=st.sampled_from(BUDGETS),
+        tail=st.integers(0, 3),
+        batches=st.lists(BATCHES, max_size=5),
+    )
+    def start(self, max_ubatch: int, budget: int, tail: int, batches: list[list[SeqId]]) -> None:
+        self.spec = member_spec(
+            self.kind,
+            num_cells=NUM_CELLS,
             num_seqs=NUM_SEQS,
-            max_ubatch=max_ubatch,
             max_batch=MAX_BATCH,
+            max_ubatch=max_ubatch,
+            full_windows=self.full_windows,
+            keep_tail=min(tail, max_ubatch),
+            checkpoint_bytes=budget,
         )
-        self.memory = self.build()
+        self.memory = tiny_memory(self.spec)
+        kinds = {part.kind for part in self.memory.layout}
+        self.has_points = PartKind.POINT in kinds
+        self.short_window = PartKind.WINDOW in kinds and not self.full_windows
+        self.only_the_end = self.has_points or self.short_window or PartKind.BLOCK in kinds
         self.model: list[list[Token]] = [[] for _ in range(NUM_SEQS)]
+        self.marks: list[set[int]] = [set() for _ in range(NUM_SEQS)]
         self.count = 0
+        self.feed(batches)
 
     # -- tokens in ---------------------------------------------------------------------------------
 
-    @rule(batches=st.lists(COUNTS, min_size=1, max_size=4), seed=st.integers(0, 3))
-    def feed(self, batches: list[list[int]], seed: int) -> None:
-        for counts in batches:
-            self._feed(counts, seed)
+    @rule(batches=st.lists(BATCHES, min_size=1, max_size=4))
+    def feed(self, batches: list[list[SeqId]]) -> None:
+        for rows in batches:
+            self._feed(rows)
 
-    def _feed(self, counts: list[int], seed: int) -> None:
-        new = self._new_tokens(counts)
-        batch = self._batch(new, seed)
-        if sum(counts) > self._room():
+    @rule(seq=SEQS, count=st.integers(1, 12), each=st.integers(1, MAX_BATCH))
+    def feed_one(self, seq: SeqId, count: int, each: int) -> None:
+        for at in range(0, count, each):
+            self._feed([seq] * min(each, count - at))
+
+    def _feed(self, rows: Sequence[SeqId]) -> None:
+        new, batch = self._next(rows)
+        if len(rows) > self._room():
             self._refused(NoSlot, lambda: self.memory.plan(batch))
             return
         plan = self.memory.plan(batch)
-        outputs = feed_plan(self.spec, plan)
+        seen = compute_plan(self.spec, plan)
         plan.commit()
-        for tokens, added in zip(self.model, new, strict=True):
-            tokens.extend(added)
-        for layer in layers_of(self.spec):
-            out = torch.cat([ubatch[layer.layer] for ubatch in outputs])
-            for seq, added in enumerate(new):
-                if added:
-                    self._check_attention(layer.layer, seq, added, out[batch.seqs == seq])
+        for seq, token in zip(rows, new, strict=True):
+            self.model[seq].append(token)
+        lines = {seq: self._line(tokens) for seq, tokens in enumerate(self.model)}
+        for ubatch, one in zip(plan.ubatches, seen, strict=True):
+            check_seen(self.spec, ubatch, one, lines, self.memory)
 
-    @rule(counts=COUNTS, applied=st.integers(0, 3), seed=st.integers(0, 3))
-    def roll_back(self, counts: list[int], applied: int, seed: int) -> None:
-        if sum(counts) > self._room():
+    @rule(rows=BATCHES, applied=st.integers(0, MAX_BATCH))
+    def roll_back(self, rows: Sequence[SeqId], applied: int) -> None:
+        if len(rows) > self._room():
             return
-        before = visible(self.memory)
-        plan = self.memory.plan(self._batch(self._new_tokens(counts), seed))
-        assert visible(self.memory) == before
+        before = everything(self.memory)
+        plan = self.memory.plan(self._next(rows)[1])
+        assert everything(self.memory) == before
         for index, ubatch in enumerate(plan.ubatches[:applied]):
-            run_layers(self.spec, ubatch, plan.apply(index))
+            compute(self.spec, ubatch, plan.apply(index))
         plan.rollback()
-        assert visible(self.memory) == before
+        assert everything(self.memory) == before
 
-    def _check_attention(self, layer: int, seq: int, added: Sequence[Token], out: torch.Tensor) -> None:
-        layer_spec = layers_of(self.spec)[layer]
-        q = queries([token.id for token in added], layer_spec, 2)
-        held = self.model[seq]
-        expected = dense(
-            q,
-            [token.position for token in added],
-            [t.id for t in held],
-            [t.position for t in held],
-            layer_spec,
-        )
-        assert torch.allclose(out.double(), expected, atol=1e-4)
+    @precondition(lambda self: self.has_points)
+    @rule(seq=SEQS)
+    def mark(self, seq: SeqId) -> None:
+        self.memory.mark(seq)
+        if self.model[seq]:
+            self.marks[seq].add(self._end(seq))
+        self._forgotten_marks()
+
+    def _forgotten_marks(self) -> None:
+        """Which checkpoints go where there is no room is the memory's to say; never which there are."""
+        assert self.memory._checkpoints.nbytes() <= self.spec.checkpoint_bytes
+        for seq, marks in enumerate(self.marks):
+            held = set(self.memory._checkpoints.positions(SeqId(seq)))
+            assert held <= marks
+            assert held == marks or self.spec.checkpoint_bytes == BUDGETS[0]
+            self.marks[seq] = held
 
     # -- edits -------------------------------------------------------------------------------------
 
@@ -138,12 +150,14 @@ class Machine(RuleBasedStateMachine):
             end = self._end(one)
             last = end if stop is None else min(stop, end)
             if start < last:
-                refused |= self.short_window if last < end else not self.memory.can_resume_at(one, start)
+                refused |= self.only_the_end if last < end else start not in self._resumable(one)
         if refused:
             self._refused(EditRefused, lambda: self.memory.remove(seq, start, stop))
             return
         self.memory.remove(seq, start, stop)
         for one in self._chosen(seq):
+            if stop is None or stop >= self._end(one):
+                self.marks[one] = {at for at in self.marks[one] if at <= start}
             self.model[one] = [t for t in self.model[one] if not inside(t, start, stop)]
 
     @rule(seq=SEQS, back=st.integers(0, WINDOW + 3))
@@ -151,33 +165,54 @@ class Machine(RuleBasedStateMachine):
         """Short ones, which windows allow now and then."""
         self.remove(seq, max(0, self._end(seq) - back), None)
 
+    @precondition(lambda self: self.has_points)
+    @rule(seq=SEQS, at_most=PLACES)
+    def rewind_to_checkpoint(self, seq: SeqId, at_most: int) -> None:
+        self.remove(seq, self.memory.last_resumable(seq, min(at_most, self._end(seq))), None)
+
     @precondition(lambda self: self._room() < 20)
     @rule(seq=SEQS_OR_ALL)
     def clear(self, seq: SeqId | None) -> None:
         self.memory.remove(seq, 0, None)
         for one in self._chosen(seq):
-            self.model[one] = []
+            self.model[one], self.marks[one] = [], set()
 
     @rule(source=SEQS, into=SEQS, start=PLACES | st.just(0), stop=STOPS)
     def copy(self, source: SeqId, into: SeqId, start: int, stop: int | None) -> None:
         last = self._end(source) if stop is None else min(stop, self._end(source))
-        bad = self.short_window if start else not self.memory.can_resume_at(source, last)
+        bad = self.only_the_end if start else last not in self._resumable(source)
         if source == into or bad:
             self._refused(EditRefused, lambda: self.memory.copy(source, into, start, stop))
             return
         self.memory.copy(source, into, start, stop)
         self.model[into] = [t for t in self.model[source] if inside(t, start, stop)]
+        self.marks[into] = {at for at in self.marks[source] if at <= last}
+
+    @rule(source=SEQS, into=SEQS)
+    def fork(self, source: SeqId, into: SeqId) -> None:
+        self.copy(source, into, 0, None)
 
     @precondition(lambda self: self._room() < 20)
     @rule(seq=SEQS)
     def keep(self, seq: SeqId) -> None:
         self.memory.keep(seq)
         self.model = [tokens if one == seq else [] for one, tokens in enumerate(self.model)]
+        self.marks = [marks if one == seq else set() for one, marks in enumerate(self.marks)]
 
+    @precondition(lambda self: self.only_the_end)
+    @rule(seq=SEQS, start=PLACES, by=st.integers(1, 6))
+    def moves_are_refused(self, seq: SeqId, start: int, by: int) -> None:
+        assert self.memory.refuse_shift() is not None
+        self._refused(EditRefused, lambda: self.memory.shift(seq, start, None, by))
+        self._refused(EditRefused, lambda: self.memory.divide(None, start, None, by))
+        self._refused(EditRefused, lambda: self.memory.discard(seq, start, start + by))
+
+    @precondition(lambda self: not self.only_the_end)
     @rule(seq=SEQS_OR_ALL, start=PLACES, stop=STOPS, delta=st.integers(-8, 8))
     def shift(self, seq: SeqId | None, start: int, stop: int | None, delta: int) -> None:
         self._move(seq, start, stop, lambda p: p + delta, lambda: self.memory.shift(seq, start, stop, delta))
 
+    @precondition(lambda self: not self.only_the_end)
     @rule(seq=SEQS_OR_ALL, start=PLACES | st.just(0), stop=STOPS, divisor=st.integers(1, 3))
     def divide(self, seq: SeqId | None, start: int, stop: int | None, divisor: int) -> None:
         self._move(
@@ -192,9 +227,7 @@ class Machine(RuleBasedStateMachine):
         moved: Callable[[int], int],
         verb: Callable[[], None],
     ) -> None:
-        if self.short_window:
-            self._refused(EditRefused, verb)
-            return
+        assert self.memory.refuse_shift() is None
         movers = self._chosen(seq)
         staying = {id(t) for one in range(NUM_SEQS) if one not in movers for t in self.model[one]}
         new: dict[int, Token] = {}
@@ -218,31 +251,53 @@ class Machine(RuleBasedStateMachine):
             kept = [t for t in self.model[one] if not inside(t, start, stop) or moved(t.position) >= 0]
             self.model[one] = sorted((new.get(id(t), t) for t in kept), key=lambda t: (t.position, t.born))
 
+    @precondition(lambda self: not self.only_the_end)
+    @rule(seq=SEQS, start=PLACES, count=st.integers(1, 6))
+    def discard(self, seq: SeqId, start: int, count: int) -> None:
+        """To remove and to move up what is behind, or nothing of the two."""
+        stop = start + count
+        shared = {id(t) for one in range(NUM_SEQS) if one != seq for t in self.model[one]}
+        freed = sum(inside(t, start, stop) and id(t) not in shared for t in self.model[seq])
+        copies = sum(t.position >= stop and id(t) in shared for t in self.model[seq])
+        if copies > self._room() + freed:
+            self._refused(NoSlot, lambda: self.memory.discard(seq, start, stop))
+            return
+        self.memory.discard(seq, start, stop)
+        early = [t for t in self.model[seq] if t.position < start]
+        late = [t for t in self.model[seq] if t.position >= stop]
+        self.model[seq] = [*early, *(Token(t.id, t.position - count, t.born) for t in late)]
+
     # -- states ------------------------------------------------------------------------------------
 
-    @rule(source=SEQS, into=SEQS, whole=st.booleans(), since=PLACES)
-    def save_and_restore(self, source: SeqId, into: SeqId, whole: bool, since: int) -> None:
+    @rule(source=SEQS, into=SEQS, whole=st.booleans(), since=PLACES, emptied=st.booleans())
+    def save_and_restore(self, source: SeqId, into: SeqId, whole: bool, since: int, emptied: bool) -> None:
         tokens = self.model[source]
         if [t.position for t in tokens] != list(range(len(tokens))):
             self._refused(EditRefused, lambda: self.memory.snapshot(source))
             return
-        rows, points = self.memory.snapshot(source, 0 if whole else since)
-        assert all(run.start >= (0 if whole else since) for run in rows)
-        assert all(run.stop == len(tokens) for run in rows)
+        first = 0 if whole else since
+        rows, points = self.memory.snapshot(source, first)
+        assert all(run.start >= first and run.stop == len(tokens) for run in rows)
+        assert all(first < point.position for point in points[:-1])
         ids = tuple(t.id for t in tokens)
+        if not whole:
+            # The other half comes from a snapshot of its own, as if chunks had been read from a store.
+            early, kept = self.memory.snapshot(source)
+            head = tuple(cut(self.memory, run, since) for run in early if run.start < min(since, run.stop))
+            rows = tuple(sorted((*head, *rows), key=lambda run: (run.kind, run.start)))
+            points = joined(kept, points, since)
+        if emptied:
+            self.remove(into, 0, None)
         if self.model[into]:
             self._refused(EditRefused, lambda: self.memory.restore(into, ids, rows, points))
             return
-        if not whole:
-            # The other half comes from a snapshot of its own, as if chunks had been read from a store.
-            early, _ = self.memory.snapshot(source)
-            head = tuple(cut(run, since) for run in early if run.start < min(since, run.stop))
-            rows = tuple(sorted((*head, *rows), key=lambda run: (run.kind, run.start)))
         if len(ids) > self._room():
             self._refused(NoSlot, lambda: self.memory.restore(into, ids, rows, points))
             return
         self.memory.restore(into, ids, rows, points)
         self.model[into] = [Token(t.id, t.position, self._birth()) for t in tokens]
+        self.marks[into] = {point.position for point in points if point.position < len(tokens)}
+        self._forgotten_marks()
 
     # -- what must always hold -----------------------------------------------------------------------
 
@@ -254,38 +309,36 @@ class Machine(RuleBasedStateMachine):
             assert self.memory.free_cells() == self._room()
 
     @invariant()
-    def rows_are_the_models(self) -> None:
+    def what_is_stored_is_the_models(self) -> None:
         for seq, tokens in enumerate(self.model):
-            ids = [t.id for t in tokens]
-            assert self.memory.tokens_at(SeqId(seq), 0, 10**6) == tuple(ids)
             ends = (self.memory.pos_min(SeqId(seq)), self.memory.pos_max(SeqId(seq)))
             assert ends == ((tokens[0].position, tokens[-1].position) if tokens else (None, None))
-            for layer in layers_of(self.spec):
-                positions, k, v = held_rows(self.memory, layer.layer, SeqId(seq))
-                dropped = len(tokens) - len(positions)
-                expected = tokens[dropped:]
-                assert positions.tolist() == [t.position for t in expected]
-                at, held = [t.position for t in expected], [t.id for t in expected]
-                assert torch.allclose(k, keys(held, at, layer), atol=1e-4)
-                assert torch.equal(v, values(held, layer))
-                if dropped:
-                    assert self.short_window
-                    assert layer.window is not None
-                    assert expected[0].position <= self._end(SeqId(seq)) - WINDOW
+            check_stored(self.spec, self.memory, SeqId(seq), self._line(tokens))
 
     @invariant()
-    def resumable_is_what_has_its_rows(self) -> None:
-        for seq, tokens in enumerate(self.model):
-            end = self._end(SeqId(seq))
-            held = {t.position for t in tokens}
-            for layer in layers_of(self.spec):
-                held &= {int(p) for p in held_rows(self.memory, layer.layer, SeqId(seq))[0]}
-            for position in range(end + 2):
-                needed = {t.position for t in tokens if position - WINDOW <= t.position < position}
-                can = position <= end and (needed <= held or not self.short_window)
-                assert self.memory.can_resume_at(SeqId(seq), position) == can
+    def resumable_is_what_has_its_rows_and_point_state(self) -> None:
+        for seq in map(SeqId, range(NUM_SEQS)):
+            end = self._end(seq)
+            can = self._resumable(seq)
+            assert [p for p in range(-1, end + 3) if self.memory.can_resume_at(seq, p)] == can
+            for place in (end // 3, end // 2, end, end + 2):
+                nearest = max(at for at in can if at <= place)
+                assert self.memory.last_resumable(seq, place) == nearest
 
     # -- parts ---------------------------------------------------------------------------------------
+
+    def _resumable(self, seq: SeqId) -> list[int]:
+        """All positions at which a sequence can go on, rising."""
+        end = self._end(seq)
+        places = [at for at in range(end + 1) if not self.has_points or at in {0, end, *self.marks[seq]}]
+        if not self.short_window:
+            return places
+        fewest = min(len(held_by(self.memory, seq, kind)) for kind in (PartKind.TOKEN, PartKind.WINDOW))
+        dropped = {t.position for t in self.model[seq][: len(self.model[seq]) - fewest]}
+        return [at for at in places if dropped.isdisjoint(range(at - WINDOW, at))]
+
+    def _line(self, tokens: Sequence[Token]) -> list[tuple[int, int]]:
+        return [(t.id, t.position) for t in tokens]
 
     def _room(self) -> int:
         return NUM_CELLS - len({id(token) for tokens in self.model for token in tokens})
@@ -300,56 +353,58 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         return self.count
 
-    def _new_tokens(self, counts: Sequence[int]) -> list[list[Token]]:
+    def _next(self, rows: Sequence[SeqId]) -> tuple[list[Token], Batch]:
+        """A new token for each of `rows`, and their batch."""
+        ends = [self._end(SeqId(seq)) for seq in range(NUM_SEQS)]
         new = []
-        for seq, count in enumerate(counts):
-            first = self._end(SeqId(seq))
-            new.append([Token(self._birth(), first + i, self.count) for i in range(count)])
-        return new
-
-    def _batch(self, new: list[list[Token]], seed: int) -> Batch:
-        parts = [(SeqId(s), added[0].position, [t.id for t in added]) for s, added in enumerate(new) if added]
-        return interleaved(batch_of(*parts), seed)
+        for seq in rows:
+            new.append(Token(self._birth(), ends[seq], self.count))
+            ends[seq] += 1
+        ids, positions = [token.id for token in new], [token.position for token in new]
+        return new, Batch(*map(np.array, (ids, positions, rows)), np.ones(len(rows), np.bool_))
 
     def _refused(self, error: type[Exception], verb: Callable[[], object]) -> None:
-        before = visible(self.memory)
+        before = everything(self.memory)
         with pytest.raises(error):
             verb()
-        assert visible(self.memory) == before
+        assert everything(self.memory) == before
 
 
-class KvMachine(Machine):
-    """Windows are masks over full caches."""
-
-
-class WideMachine(Machine):
-    """Window layers in a table of their own that is as long as the full one."""
-
-    def build(self) -> PartsMemory:
-        return PartsMemory(self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(NUM_CELLS, NUM_SEQS))
-
-
-class IswaMachine(Machine):
-    """Window layers in a table that wraps."""
-
-    short_window = True
-
-    def build(self) -> PartsMemory:
-        return PartsMemory(
-            self.spec, CellTable(NUM_CELLS, NUM_SEQS), CellTable(WINDOW_CELLS, NUM_SEQS, WINDOW)
-        )
+def held_by(memory: PartsMemory, seq: SeqId, kind: PartKind) -> Ints:
+    """Positions of the rows of a kind; of the tokens, where no part is of that kind."""
+    tables = [part.table for part in memory._parts.stored if part.spec.kind is kind]
+    return (tables or [memory._tables.base])[0].positions_of(seq)
 
 
 def inside(token: Token, start: int, stop: int | None) -> bool:
     return token.position >= start and (stop is None or token.position < stop)
 
 
-def cut(run: Rows, stop: int) -> Rows:
-    """The rows of `run` before `stop`."""
+def cut(memory: PartsMemory, run: Rows, stop: int) -> Rows:
+    """The rows of `run` that belong to tokens before `stop`."""
     stop = min(stop, run.stop)
-    return Rows(run.kind, run.start, stop, tuple(part[: stop - run.start] for part in run.parts))
+    specs = parts_of(memory.layout, run.kind)
+    counts = [spec.num_rows(run.start, stop) for spec in specs]
+    parts = tuple(part[:count] for part, count in zip(run.parts, counts, strict=True))
+    return Rows(run.kind, run.start, stop, parts)
 
 
-SETTINGS = settings(max_examples=40, stateful_step_count=30)
-TestKv, TestWide, TestIswa = KvMachine.TestCase, WideMachine.TestCase, IswaMachine.TestCase
-TestKv.settings = TestWide.settings = TestIswa.settings = SETTINGS
+def joined(early: Sequence[Point], late: Sequence[Point], since: int) -> tuple[Point, ...]:
+    """Points up to `since` of one snapshot, and those of one that was taken since then."""
+    have = {point.position for point in late}
+    return (*(point for point in early if point.position <= since and point.position not in have), *late)
+
+
+#: kind, and whether its windows keep everything
+MEMBERS = [(kind, False) for kind in KINDS] + [("iswa", True), ("dsa_iswa", True)]
+
+
+def case_of(kind: str, full_windows: bool) -> type[TestCase]:
+    machine = type(f"{kind}Machine", (Machine,), {"kind": kind, "full_windows": full_windows})
+    machine.TestCase.settings = settings(max_examples=12, stateful_step_count=25)
+    return machine.TestCase
+
+
+for _kind, _full in MEMBERS:
+    _name = "Test" + _kind.title().replace("_", "") + ("FullWindows" if _full else "")
+    globals()[_name] = case_of(_kind, _full)
