@@ -30,6 +30,8 @@ from engine.models.phi3 import Phi3
 from engine.models.qwen3_5 import Qwen35
 from engine.models.qwen3_next import Qwen3Next
 from engine.models.qwen4_exp import Qwen4Exp
+from engine.models.recurrent_gemma import RecurrentGemma
+from engine.models.zamba2 import Zamba2
 
 Build = Callable[[WeightSource, Placement], Model]
 
@@ -65,6 +67,8 @@ HUB_NAMED: Mapping[str, Build] = {
     "qwen3_5_text": Qwen35,
     "qwen3_next": Qwen3Next,
     "qwen4_exp_text": Qwen4Exp,
+    "recurrent_gemma": RecurrentGemma,
+    "zamba2": Zamba2,
 }
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
