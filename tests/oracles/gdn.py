@@ -13,11 +13,11 @@ def remembering(cls: type) -> type:
     """`cls` with decays from hardly any to strong ones among the heads of each layer."""
 
     class Remembering(cls):  # type: ignore[misc]
-        def _init_weights(self, module: torch.nn.Module) -> Any:
-            super()._init_weights(module)
-            for name, parameter in module.named_parameters(recurse=False):
-                if name == "A_log":
-                    with torch.no_grad():
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            with torch.no_grad():
+                for name, parameter in self.named_parameters():
+                    if name.endswith("A_log"):
                         parameter.copy_(torch.linspace(-6, 1, parameter.numel()).view(parameter.shape))
 
     return Remembering
