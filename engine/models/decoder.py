@@ -69,8 +69,8 @@ def grouped_needs(sizes: Sizes, layers: Sequence[tuple[Rotary | None, WindowSpec
     return MemoryNeeds("iswa" if any(window for _, window in layers) else "kv", tuple(parts))
 
 
-class Decoder:
-    """See `Model`. `rotaries` are by the kind of layer."""
+class Frame:
+    """All of a `Model` but its forward. `rotaries` are by the kind of layer."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Decoder:
         needs: MemoryNeeds,
         rotaries: Mapping[str, Rotary],
         ends: Ends,
-        blocks: Sequence[Block],
     ) -> None:
         self._architecture = architecture
         self._fields = fields
@@ -90,7 +89,6 @@ class Decoder:
         self._needs = needs
         self._rotaries = rotaries
         self._ends = ends
-        self._blocks = tuple(blocks)
 
     @property
     def needs(self) -> MemoryNeeds:
@@ -112,6 +110,29 @@ class Decoder:
             "rope.frequencies": digest_of_frequencies(self._needs),
         }
 
+    def _pass(self, positions: torch.Tensor, view: View) -> Pass:
+        device = self._placement.device
+        angles = {kind: rotary.angles(positions, device) for kind, rotary in self._rotaries.items()}
+        return Pass(view, positions.to(device), angles, self._placement.dtype)
+
+
+class Decoder(Frame):
+    """See `Model`. Its blocks need nothing but the residual stream and the pass."""
+
+    def __init__(
+        self,
+        architecture: str,
+        fields: Fields,
+        sizes: Sizes,
+        placement: Placement,
+        needs: MemoryNeeds,
+        rotaries: Mapping[str, Rotary],
+        ends: Ends,
+        blocks: Sequence[Block],
+    ) -> None:
+        super().__init__(architecture, fields, sizes, placement, needs, rotaries, ends)
+        self._blocks = tuple(blocks)
+
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, view: View, outputs: torch.Tensor
     ) -> torch.Tensor:
@@ -120,8 +141,3 @@ class Decoder:
         for block in self._blocks:
             x = block(x, step)
         return self._ends.logits(x[outputs.to(x.device)])
-
-    def _pass(self, positions: torch.Tensor, view: View) -> Pass:
-        device = self._placement.device
-        angles = {kind: rotary.angles(positions, device) for kind, rotary in self._rotaries.items()}
-        return Pass(view, positions.to(device), angles, self._placement.dtype)

@@ -21,6 +21,10 @@ _KINDS = {
 }
 
 
+#: The share of pairs that turn do so as slowly as they would if all did, and the others stand still.
+PROPORTIONAL = "proportional"
+
+
 def read_rope(
     fields: Fields,
     head_size: int,
@@ -38,12 +42,24 @@ def read_rope(
     rope = rope_section(fields, layer_type)
     base = rope.positive("rope_theta", fields.positive(base_field, default_base))
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", default_share))
+    if rope.has("rope_type") and rope_type(rope, (*_KINDS, PROPORTIONAL)) == PROPORTIONAL:
+        return _proportional(rope, head_size, base, share)
     n_rot = int(head_size * share)
     if not 0 < n_rot <= head_size or n_rot % 2:
         if share == 1.0:
             raise fields.refused("head_dim", head_size)
         raise rope.refused("partial_rotary_factor", share)
     return build_rotary(n_rot, base, _scaling(fields, rope, n_rot, n_ctx), n_ctx)
+
+
+def _proportional(rope: Fields, head_size: int, base: float, share: float) -> Rotary:
+    turning = int(share * head_size // 2)
+    if head_size % 2 or not 0 < turning <= head_size // 2:
+        raise rope.refused("partial_rotary_factor", share)
+    steps = torch.arange(0, 2 * turning, 2, dtype=torch.int64).float() / head_size
+    inv_freq = torch.zeros(head_size // 2)
+    inv_freq[:turning] = 1.0 / base**steps
+    return Rotary(inv_freq / rope.positive("factor", 1.0))
 
 
 def rope_section(fields: Fields, layer_type: str | None) -> Fields:

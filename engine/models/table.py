@@ -14,6 +14,7 @@ from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
+from engine.models.gemma4 import Gemma4
 from engine.models.gpt_oss import GptOss
 from engine.models.granitemoehybrid import GraniteMoeHybrid
 from engine.models.kimi_linear import KimiLinear
@@ -51,6 +52,7 @@ HUB_NAMED: Mapping[str, Build] = {
     "deepseek_v32": DeepSeekV32,
     "falcon_h1": FalconH1,
     "gemma2": Gemma2,
+    "gemma4_text": Gemma4,
     "gpt_oss": GptOss,
     "granitemoehybrid": GraniteMoeHybrid,
     "kimi_linear": KimiLinear,

@@ -65,7 +65,7 @@ def randomize(model: torch.nn.Module) -> None:
         else:
             parameter.copy_(drawn / parameter.shape[-1] ** 0.5)
     for name, buffer in model.named_buffers():
-        if "correction_bias" in name or "expert_bias" in name:
+        if "correction_bias" in name or "expert_bias" in name or "layer_scalar" in name:
             buffer.add_(0.1 * torch.randn(buffer.shape, generator=generator))
 
 
