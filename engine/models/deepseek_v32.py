@@ -40,10 +40,7 @@ class IndexedDecoder(Decoder):
         read_layer_types(fields, (INDEXED,), (INDEXED,) * sizes.num_layers)
         fields.only("mlp_bias", False, False)
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
-        if latent.q_rank is None:
-            raise fields.refused("q_lora_rank", None)
-        q_rank = latent.q_rank
-        index = read_index_sizes(fields, latent.rope, pairs)
+        index = read_index_sizes(fields, latent, pairs)
         scale = attention_scale(fields, latent.head)
         rotary = read_rope(fields, latent.rope, placement.n_ctx)
         kinds = read_kinds(fields, sizes.num_layers)
@@ -57,7 +54,7 @@ class IndexedDecoder(Decoder):
 
         def run(leader: int, stop: int) -> IndexedRun:
             prefix = f"model.layers.{leader}.self_attn.indexer"
-            indexer = load_indexer(load, prefix, leader, sizes.width, q_rank, index)
+            indexer = load_indexer(load, prefix, leader, index)
             return IndexedRun(
                 indexer, block(leader), tuple(block(layer) for layer in range(leader + 1, stop))
             )

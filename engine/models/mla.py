@@ -153,6 +153,12 @@ class Gains:
     kv: float = 1.0
 
 
+def stretching(sizes: LatentSizes) -> Gains:
+    """sqrt(width / rank), as if latents were as long as the residual stream."""
+    q = 1.0 if sizes.q_rank is None else (sizes.width / sizes.q_rank) ** 0.5
+    return Gains(float(q), float((sizes.width / sizes.kv_rank) ** 0.5))
+
+
 def load_latent_attention(
     load: Loader,
     prefix: str,

@@ -14,6 +14,7 @@ from engine.linear import Linear
 from engine.models.fields import Fields
 from engine.models.layers import LayerNorm
 from engine.models.loading import Loader, halves_of_pairs
+from engine.models.mla import LatentSizes
 from engine.rope import Angles, Rotary, turn
 
 #: word of layer_types
@@ -24,9 +25,12 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class IndexSizes:
-    """Counts, and the size of a head in values, of which the first `rope` turn. `pairs` says whether the
-    file's RoPE is of consecutive values: families differ here, and from what their attention does."""
+    """Counts, and sizes in values: of x, of the queries' latent, and of a head, of which the first `rope`
+    turn. `pairs` says whether the file's RoPE is of consecutive values: families differ here, and from what
+    their attention does."""
 
+    width: int
+    q_rank: int
     num_heads: int
     head: int
     rope: int
@@ -34,13 +38,23 @@ class IndexSizes:
     pairs: bool
 
 
-def read_index_sizes(fields: Fields, rope: int, pairs: bool) -> IndexSizes:
-    """Raises WeightsRefused."""
-    head = fields.count("index_head_dim", least=rope)
+def read_index_sizes(fields: Fields, latent: LatentSizes, pairs: bool) -> IndexSizes:
+    """Of the indexers in layers whose attention is `latent`. Raises WeightsRefused."""
+    if latent.q_rank is None:
+        raise fields.refused("q_lora_rank", None)
+    head = fields.count("index_head_dim", least=latent.rope)
     if head & -head < 2:
         # Keys are stored Hadamard-rotated, and there is no rotation of an odd number of values.
         raise fields.refused("index_head_dim", head)
-    return IndexSizes(fields.count("index_n_heads"), head, rope, fields.count("index_topk"), pairs)
+    return IndexSizes(
+        width=latent.width,
+        q_rank=latent.q_rank,
+        num_heads=fields.count("index_n_heads"),
+        head=head,
+        rope=latent.rope,
+        num_chosen=fields.count("index_topk"),
+        pairs=pairs,
+    )
 
 
 def index_rows(layer: int, sizes: IndexSizes, rotary: Rotary) -> RowsSpec:
@@ -84,12 +98,10 @@ class Indexer:
         return chosen
 
 
-def load_indexer(
-    load: Loader, prefix: str, layer: int, width: int, q_rank: int, sizes: IndexSizes
-) -> Indexer:
+def load_indexer(load: Loader, prefix: str, layer: int, sizes: IndexSizes) -> Indexer:
     """The tensors of `prefix` under the hub's names."""
-    q = load.tensor(f"{prefix}.wq_b.weight", sizes.num_heads * sizes.head, q_rank)
-    k = load.tensor(f"{prefix}.wk.weight", sizes.head, width)
+    q = load.tensor(f"{prefix}.wq_b.weight", sizes.num_heads * sizes.head, sizes.q_rank)
+    k = load.tensor(f"{prefix}.wk.weight", sizes.head, sizes.width)
     norm, bias = (load.exact(f"{prefix}.k_norm.{name}", sizes.head) for name in ("weight", "bias"))
     if sizes.pairs:
         q, k, norm, bias = (halves_of_pairs(rows, sizes.head, sizes.rope) for rows in (q, k, norm, bias))
@@ -99,5 +111,5 @@ def load_indexer(
         q_up=Linear(q),
         k=Linear(k),
         k_norm=LayerNorm(norm, bias, _EPS),
-        weights=Linear(load.exact(f"{prefix}.weights_proj.weight", sizes.num_heads, width)),
+        weights=Linear(load.exact(f"{prefix}.weights_proj.weight", sizes.num_heads, sizes.width)),
     )

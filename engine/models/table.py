@@ -10,6 +10,7 @@ from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, 
 from engine.models.cohere2 import Cohere2
 from engine.models.deepseek_v3 import DeepSeekV3
 from engine.models.deepseek_v32 import DeepSeekV32
+from engine.models.dots3_note import Dots3Note
 from engine.models.falcon_h1 import FalconH1
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
@@ -50,6 +51,8 @@ HUB_NAMED: Mapping[str, Build] = {
     "cohere2": Cohere2,
     "deepseek_v3": DeepSeekV3,
     "deepseek_v32": DeepSeekV32,
+    "dots3_note": Dots3Note,
+    "dots3_note_text": Dots3Note,
     "falcon_h1": FalconH1,
     "gemma2": Gemma2,
     "gemma4_text": Gemma4,
