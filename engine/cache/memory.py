@@ -225,6 +225,10 @@ class View(Protocol):
         """x [..., size] in the basis that a part's rows are stored in, so that products with them hold."""
         ...
 
+    def out_of_basis(self, name: str, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """What was made of a part's rows, x [..., size] in the basis that they are stored in, as it is."""
+        ...
+
     def close(self, name: str, layer: int, segment: Segment, rows: torch.Tensor) -> None:
         """Store the rows [n, size] of the n blocks that close within a segment."""
         ...

@@ -180,6 +180,10 @@ class PartsView:
         part = self._parts.blocks[key] if key in self._parts.blocks else self._parts.rows[key]
         return x if part.buffer.hadamard is None else part.buffer.hadamard.rotate(x)
 
+    def out_of_basis(self, name: str, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """See `memory.View.out_of_basis`."""
+        return self.into_basis(name, layer, x)  # the rotation is its own inverse
+
     # -- blocks ------------------------------------------------------------------------------------
 
     def close(self, name: str, layer: int, segment: Segment, rows: torch.Tensor) -> None:
