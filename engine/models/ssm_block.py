@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.memory import MemoryNeeds, PartNeed, PointSpec
+from engine.linear import Linear
 from engine.models.decoder import Pass
 from engine.models.layers import Attention, RmsNorm
+from engine.models.moe import Experts
+from engine.models.routing import Law
 
 #: x [tokens, width] in the model's dtype to the same shape
 Mixing = Callable[[torch.Tensor, Pass], torch.Tensor]
@@ -50,6 +53,19 @@ class FeedingBlock:
 
     def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
         return x + self.ffn(self.norm(x).to(step.dtype)).float() * self.residual
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A mixture of experts as a feed-forward."""
+
+    router: Linear
+    law: Law
+    experts: Experts
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, weights = self.law(self.router(x).float())
+        return self.experts(x, chosen, weights)
 
 
 def needs_of(parts: Iterable[PartNeed]) -> MemoryNeeds:

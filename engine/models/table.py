@@ -9,19 +9,25 @@ from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
 from engine.models.deepseek_v3 import DeepSeekV3
+from engine.models.deepseek_v4 import DeepSeekV4
 from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.dots3_note import Dots3Note
 from engine.models.falcon_h1 import FalconH1
+from engine.models.falcon_mamba import FalconMamba
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
 from engine.models.gemma4 import Gemma4
+from engine.models.glm5_next import Glm5Next
+from engine.models.glm_moe_dsa import GlmMoeDsa
 from engine.models.gpt_oss import GptOss
 from engine.models.granitemoehybrid import GraniteMoeHybrid
+from engine.models.jamba import Jamba
 from engine.models.kimi_linear import KimiLinear
 from engine.models.lfm2 import Lfm2
 from engine.models.llama import Llama
 from engine.models.llama4 import Llama4
+from engine.models.mamba import Mamba
 from engine.models.mamba2 import Mamba2
 from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
@@ -51,16 +57,22 @@ HUB_NAMED: Mapping[str, Build] = {
     "cohere2": Cohere2,
     "deepseek_v3": DeepSeekV3,
     "deepseek_v32": DeepSeekV32,
+    "deepseek_v4": DeepSeekV4,
     "dots3_note": Dots3Note,
     "dots3_note_text": Dots3Note,
     "falcon_h1": FalconH1,
+    "falcon_mamba": FalconMamba,
     "gemma2": Gemma2,
     "gemma4_text": Gemma4,
+    "glm5_next_text": Glm5Next,
+    "glm_moe_dsa": GlmMoeDsa,
     "gpt_oss": GptOss,
     "granitemoehybrid": GraniteMoeHybrid,
+    "jamba": Jamba,
     "kimi_linear": KimiLinear,
     "lfm2": Lfm2,
     "llama4_text": Llama4,
+    "mamba": Mamba,
     "mamba2": Mamba2,
     "mimo_v2_flash": MimoV2Flash,
     "minimax_m3_vl": MiniMaxM3,
@@ -89,7 +101,8 @@ def context_length(weights: WeightSource) -> int:
     """Tokens that the model was trained for. Raises UnknownArchitecture, WeightsRefused."""
     check_architecture(weights.architecture)
     if weights.architecture in HUB_NAMED:
-        return Fields(weights).count("max_position_embeddings", default=DEFAULT_CONTEXT)
+        fields = Fields(weights)
+        return fields.count("max_position_embeddings", fields.count("model_max_length", DEFAULT_CONTEXT))
     return read_hparams(weights).n_ctx_train
 
 
