@@ -129,6 +129,15 @@ class Fields:
         self._read[self._path + name] = " ".join(map(str, value))
         return tuple(value)
 
+    def count_each(self, name: str, length: int) -> tuple[int, ...]:
+        """A whole number of at least 1 for each of `length`, where the file may say one for all."""
+        if not isinstance(self._values.get(name), list):
+            return (self.count(name),) * length
+        given = self.counts(name, least=1)
+        if len(given) != length:
+            raise self.refused(name, list(given))
+        return given
+
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers."""
         value = self._get(name, None)

@@ -9,14 +9,15 @@ from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
 from engine.models.deepseek_v3 import DeepSeekV3
-from engine.models.deepseek_v4 import DeepSeekV4
 from engine.models.deepseek_v32 import DeepSeekV32
+from engine.models.deepseek_v4 import DeepSeekV4
 from engine.models.dots3_note import Dots3Note
 from engine.models.falcon_h1 import FalconH1
 from engine.models.falcon_mamba import FalconMamba
 from engine.models.fields import Fields
 from engine.models.gemma2 import Gemma2
 from engine.models.gemma3 import Gemma3
+from engine.models.gemma3n import Gemma3n
 from engine.models.gemma4 import Gemma4
 from engine.models.glm5_next import Glm5Next
 from engine.models.glm_moe_dsa import GlmMoeDsa
@@ -63,6 +64,7 @@ HUB_NAMED: Mapping[str, Build] = {
     "falcon_h1": FalconH1,
     "falcon_mamba": FalconMamba,
     "gemma2": Gemma2,
+    "gemma3n_text": Gemma3n,
     "gemma4_text": Gemma4,
     "glm5_next_text": Glm5Next,
     "glm_moe_dsa": GlmMoeDsa,

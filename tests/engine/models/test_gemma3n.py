@@ -1,0 +1,86 @@
+"""Gemma 3n against transformers, and what of its configurations is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.models.base import Placement
+from engine.models.gemma3n import Gemma3n
+from engine.models.gemma3n_blocks import SparseGelu
+from engine.weights.hub_names import HubWeights
+from tests.engine.reading import read_all
+from tests.engine.weights.folders import change_config
+from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
+from tests.oracles.refusals import check_refusals
+from tests.oracles.variants import nest
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "rows of their own": {"num_kv_shared_layers": 0},
+    "another stream": {"altup_active_idx": 1, "altup_num_inputs": 3},
+    "no output scale": {"altup_correct_scale": False},
+    "no gate shut": {"activation_sparsity_pattern": (0.0,) * 6},
+    "widths": {"intermediate_size": (32, 64, 96, 64, 32, 96)},
+    "fewer ids for layers": {"vocab_size_per_layer_input": 200},
+    "biases, untied": {"attention_bias": True, "tie_word_embeddings": False},
+    "no window": {"layer_types": ("full_attention",) * 6},
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_numbers(name: str, tmp_path: Path) -> None:
+    check_numbers("gemma3n", tmp_path, **VARIATIONS[name])
+
+
+def _check_read(folder: Path) -> None:
+    ids = tokens()
+    ours = torch.cat([logits for _, logits in read_all(open_engine(folder), ids, (len(ids),))])
+    torch.testing.assert_close(ours, reference("gemma3n", ids), atol=1e-4, rtol=0)
+
+
+def test_text_model_of_a_larger_one(tmp_path: Path) -> None:
+    write("gemma3n", tmp_path)
+    nest(tmp_path, "model.language_model", "gemma3n")
+    _check_read(tmp_path)
+
+
+def test_older_files_have_bases_of_their_own(tmp_path: Path) -> None:
+    write("gemma3n", tmp_path)
+    change_config(tmp_path, rope_parameters=..., rope_theta=1e6, rope_local_base_freq=1e4)
+    _check_read(tmp_path)
+
+
+def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:
+    write("gemma3n", tmp_path)
+    model = Gemma3n(HubWeights(tmp_path), Placement(torch.float32, torch.device("cpu"), 256))
+    assert {part.layer for part in model.needs.parts} == {0, 1, 2}
+    assert model.sources == (0, 1, 2, 1, 1, 2)
+
+
+def test_gates_below_the_cut_are_shut() -> None:
+    gates = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0)) * 5 + 2
+    shut = (SparseGelu(1.0)(gates) == 0).float().mean(-1)
+    torch.testing.assert_close(shut, torch.full((3,), 0.8413), atol=0.02, rtol=0)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    cases = {
+        "quantization_config": {"bits": 4},
+        "hidden_activation": "silu",
+        "num_kv_shared_layers": 5,
+        "altup_active_idx": 4,
+        "altup_num_inputs": 0,
+        "intermediate_size": [96] * 5,
+        "activation_sparsity_pattern": [0.0] * 5 + [1.0],
+        "laurel_rank": "8",
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": ...,
+        "final_logit_softcapping": ...,
+        "attention_bias": True,
+        "sliding_window": 0,
+    }
+    check_refusals("gemma3n", tmp_path, cases)
