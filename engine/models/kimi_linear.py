@@ -6,25 +6,25 @@ without positions, and a mixture of experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from engine.cache.memory import KEYS, MemoryNeeds, PartNeed, RowsSpec
 from engine.linear import Linear
-from engine.models.base import Placement, WeightSource
+from engine.models.base import DEFAULT_CONTEXT, Placement, WeightSource
 from engine.models.conv import ShortConv, load_conv
 from engine.models.decoder import Decoder, Ends, Pass
 from engine.models.fields import Fields
 from engine.models.hub_experts import hub_experts
 from engine.models.kda import DeltaAttention, KdaSizes, load_delta_attention, load_forgetting
 from engine.models.layers import FeedForward, RmsNorm
-from engine.models.loading import Loader, hub_ffn, hub_head
-from engine.models.mla import LatentAttention, LatentSizes, load_latent_attention
+from engine.models.loading import Loader, check_bias, hub_ffn, hub_head
+from engine.models.mla import LatentAttention, load_latent_attention, read_latent_sizes
 from engine.models.mla_ffn import DENSE, SPARSE, Mixture
 from engine.models.routing import BiasedSigmoid, Groups
-from engine.models.sizes import FULL, Sizes
+from engine.models.sizes import FULL, read_sizes
 
 LINEAR = "linear_attention"
 
@@ -52,25 +52,29 @@ class KimiLinear(Decoder):
 
     def __init__(self, weights: WeightSource, placement: Placement) -> None:
         fields, load = Fields(weights), Loader(weights, placement)
-        sizes, deltas, latents = _read_sizes(fields), _read_deltas(fields), _read_latents(fields)
+        sizes = read_sizes(fields, fields.count("model_max_length", DEFAULT_CONTEXT))
+        deltas = _read_deltas(fields)
+        latents = replace(read_latent_sizes(fields, sizes.width, sizes.num_heads), pairs=False)
         fields.only("hidden_act", "silu", "silu")
         fields.only("mla_use_nope", True, True)
+        # The published code ties where transformers does not, and no published model asks for it.
+        fields.only("tie_word_embeddings", False, False)
         kinds, ffns = _read_kinds(fields, sizes.num_layers), _read_ffns(fields, sizes.num_layers)
         eps = fields.number("rms_norm_eps", 1e-5)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
         parts: list[PartNeed] = []
         blocks = []
         for layer, kind in enumerate(kinds):
+            name = f"model.layers.{layer}"
             if kind == FULL:
                 parts.append(RowsSpec(KEYS, layer, 1, latents.row, value_size=latents.kv_rank))
+                check_bias(load, fields, f"{name}.self_attn.kv_a_proj_with_mqa", False)
+                mixer: LatentAttention | DeltaAttention = load_latent_attention(
+                    load, f"{name}.self_attn", layer, latents, latents.head**-0.5
+                )
             else:
                 parts += deltas.parts(layer)
-            name = f"model.layers.{layer}"
-            mixer: LatentAttention | DeltaAttention = (
-                load_latent_attention(load, f"{name}.self_attn", layer, latents, latents.head**-0.5)
-                if kind == FULL
-                else _load_delta(load, fields, f"{name}.self_attn", layer, sizes.width, deltas, eps)
-            )
+                mixer = _load_delta(load, fields, f"{name}.self_attn", layer, sizes.width, deltas, eps)
             blocks.append(
                 KimiBlock(
                     mixer_norm=load.norm(f"{name}.input_layernorm", sizes.width, eps),
@@ -96,32 +100,6 @@ class KimiLinear(Decoder):
 
 
 # -- the configuration -----------------------------------------------------------------------------------
-
-
-def _read_sizes(fields: Fields) -> Sizes:
-    fields.only("quantization_config", None)
-    return Sizes(
-        num_layers=fields.count("num_hidden_layers", most=4096),
-        width=fields.count("hidden_size"),
-        num_heads=fields.count("num_attention_heads"),
-        num_kv_heads=1,
-        head_size=fields.count("kv_lora_rank") + fields.count("qk_rope_head_dim"),
-        vocab_size=fields.count("vocab_size"),
-        n_ctx_train=fields.count("model_max_length"),
-    )
-
-
-def _read_latents(fields: Fields) -> LatentSizes:
-    return LatentSizes(
-        width=fields.count("hidden_size"),
-        num_heads=fields.count("num_attention_heads"),
-        q_rank=fields.count("q_lora_rank") if fields.has("q_lora_rank") else None,
-        kv_rank=fields.count("kv_lora_rank"),
-        nope=fields.count("qk_nope_head_dim"),
-        rope=fields.count("qk_rope_head_dim"),
-        value=fields.count("v_head_dim"),
-        pairs=False,
-    )
 
 
 def _read_deltas(fields: Fields) -> KdaSizes:

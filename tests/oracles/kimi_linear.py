@@ -12,6 +12,7 @@ from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
+from tests.oracles.variants import lists
 
 
 class Bounded(KimiLinearForCausalLM):
@@ -58,5 +59,5 @@ def make(bound: float | None = None, **changes: Any) -> tuple[type, KimiLinearCo
     }
     if bound is not None:
         changes["linear_attn_config"] = {"gate_lower_bound": bound}
-    config = KimiLinearConfig(**{**sizes, **TOKEN_IDS, **changes})
+    config = KimiLinearConfig(**{**sizes, **TOKEN_IDS, **lists(changes)})
     return KimiLinearForCausalLM if bound is None else Bounded, config

@@ -8,6 +8,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
+from tests.oracles.variants import lists
 
 
 def make(kinds: str = "conv conv full_attention conv", **changes: Any) -> tuple[type, Lfm2Config]:
@@ -23,4 +24,4 @@ def make(kinds: str = "conv conv full_attention conv", **changes: Any) -> tuple[
         "max_position_embeddings": 256,
         "layer_types": kinds.split(),
     }
-    return Lfm2ForCausalLM, Lfm2Config(**{**sizes, **TOKEN_IDS, **changes})
+    return Lfm2ForCausalLM, Lfm2Config(**{**sizes, **TOKEN_IDS, **lists(changes)})

@@ -1,4 +1,5 @@
-"""olmo_hybrid: three gated delta nets, whose states may turn about, to one layer of attention."""
+"""olmo_hybrid: three gated delta nets, whose states may turn about, to one layer of attention, as a rule
+without positions."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
 
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
+from tests.oracles.variants import lists
 
 
-def make(**changes: Any) -> tuple[type, OlmoHybridConfig]:
+def make(positions: bool = False, **changes: Any) -> tuple[type, OlmoHybridConfig]:
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": 128,
@@ -25,4 +27,7 @@ def make(**changes: Any) -> tuple[type, OlmoHybridConfig]:
         "linear_value_head_dim": 16,
         "max_position_embeddings": 256,
     }
-    return OlmoHybridForCausalLM, OlmoHybridConfig(**{**sizes, **TOKEN_IDS, **changes})
+    rope = {"rope_type": "default", "rope_theta": 10000.0 if positions else None}
+    return OlmoHybridForCausalLM, OlmoHybridConfig(
+        rope_parameters=rope, **{**sizes, **TOKEN_IDS, **lists(changes)}
+    )

@@ -9,6 +9,7 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
 from tests.oracles.gdn import remembering
+from tests.oracles.variants import lists
 
 ROPE = {
     "rope_type": "default",
@@ -36,4 +37,4 @@ def make(**changes: Any) -> tuple[type, Qwen3_5TextConfig]:
         "max_position_embeddings": 256,
         "rope_parameters": ROPE,
     }
-    return remembering(Qwen3_5ForCausalLM), Qwen3_5TextConfig(**{**sizes, **TOKEN_IDS, **changes})
+    return remembering(Qwen3_5ForCausalLM), Qwen3_5TextConfig(**{**sizes, **TOKEN_IDS, **lists(changes)})

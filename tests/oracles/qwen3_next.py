@@ -9,6 +9,7 @@ from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
 from tests.oracles.gdn import remembering
+from tests.oracles.variants import lists
 
 
 def make(**changes: Any) -> tuple[type, Qwen3NextConfig]:
@@ -31,4 +32,4 @@ def make(**changes: Any) -> tuple[type, Qwen3NextConfig]:
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
     }
-    return remembering(Qwen3NextForCausalLM), Qwen3NextConfig(**{**sizes, **TOKEN_IDS, **changes})
+    return remembering(Qwen3NextForCausalLM), Qwen3NextConfig(**{**sizes, **TOKEN_IDS, **lists(changes)})

@@ -8,6 +8,7 @@ from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from tests.engine.weights.folders import VOCAB
 from tests.oracles.base import TOKEN_IDS
+from tests.oracles.variants import lists
 
 
 def make(**changes: Any) -> tuple[type, RecurrentGemmaConfig]:
@@ -21,4 +22,4 @@ def make(**changes: Any) -> tuple[type, RecurrentGemmaConfig]:
         "lru_width": 96,
         "attention_window_size": 12,
     }
-    return RecurrentGemmaForCausalLM, RecurrentGemmaConfig(**{**sizes, **TOKEN_IDS, **changes})
+    return RecurrentGemmaForCausalLM, RecurrentGemmaConfig(**{**sizes, **TOKEN_IDS, **lists(changes)})

@@ -19,8 +19,8 @@ def nest(folder: Path, trunk: str, model_type: str) -> None:
     """The same model as part of one that also sees: its decoder under the prefix `trunk`, its configuration
     within a larger one of `model_type`."""
     path = folder / "model.safetensors"
-    outer = trunk.removesuffix("model")
-    names = {"model.": f"{trunk}.", "lm_head.": f"{outer if outer != trunk else ''}lm_head."}
+    outer = trunk.removesuffix(".model")
+    names = {"model.": f"{trunk}.", "lm_head.": f"{outer}.lm_head." if outer != trunk else "lm_head."}
     tensors = {}
     for name, tensor in load_file(path).items():
         first = next(prefix for prefix in names if name.startswith(prefix))

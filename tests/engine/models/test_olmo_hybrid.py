@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tests.oracles.base import check_numbers
+import pytest
+
+from engine.rope import Rotary
+from tests.oracles.base import check_numbers, open_engine, write
+from tests.oracles.refusals import check_refusals
 
 
-def test_numbers(tmp_path: Path) -> None:
-    check_numbers("olmo_hybrid", tmp_path)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": True},
+        {"linear_allow_neg_eigval": False},
+        {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_conv_kernel_dim": 2},
+    ],
+    ids=lambda changes: ",".join(changes) or "as it is",
+)
+def test_numbers(changes: dict[str, Any], tmp_path: Path) -> None:
+    check_numbers("olmo_hybrid", tmp_path, **changes)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_keys_turn_where_the_file_has_positions(positions: bool, tmp_path: Path) -> None:
+    write("olmo_hybrid", tmp_path, positions=positions)
+    turned = [part.turned for part in open_engine(tmp_path)._model.needs.parts if part.name == "kv.k"]
+    assert [isinstance(one.rotary, Rotary) if one else False for one in turned] == [positions]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    cases: dict[str, Any] = {
+        "linear_num_value_heads": 3,
+        "linear_allow_neg_eigval": "no",
+        "linear_conv_kernel_dim": ...,
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "layer_types": ["linear_attention"] * 4,
+        "num_key_value_heads": 3,
+    }
+    check_refusals("olmo_hybrid", tmp_path, cases)
