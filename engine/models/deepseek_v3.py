@@ -24,6 +24,7 @@ class LatentDecoder(Decoder):
     def __init__(self, weights: WeightSource, placement: Placement, law: LoadLaw) -> None:
         fields, load = Fields(weights), Loader(weights, placement)
         sizes = read_sizes(fields)
+        fields.only("mlp_bias", False, False)
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
         latent = replace(latent, pairs=fields.flag("rope_interleave", True))
         scale = attention_scale(fields, latent.head)

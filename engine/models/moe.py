@@ -24,9 +24,10 @@ class Experts:
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """See `by_expert`."""
-        return by_expert(x, chosen, weights, self._expert)
+        return by_expert(x, chosen, weights, self.expert)
 
-    def _expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        """What one of them makes of `rows` [n, width] in the model's dtype."""
         gate, up = F.linear(rows, self._gate_up[expert]).chunk(2, -1)
         return F.linear(self._activation(gate) * up, self._down[expert])
 

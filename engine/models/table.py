@@ -8,6 +8,7 @@ from engine.errors import UnknownArchitecture
 from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
+from engine.models.deepseek_v2 import DeepSeekV2
 from engine.models.deepseek_v3 import DeepSeekV3
 from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.deepseek_v4 import DeepSeekV4
@@ -29,6 +30,7 @@ from engine.models.lfm2 import Lfm2
 from engine.models.llama import Llama
 from engine.models.llama4 import Llama4
 from engine.models.mamba import Mamba
+from engine.models.longcat_flash import LongcatFlash
 from engine.models.mamba2 import Mamba2
 from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
@@ -56,6 +58,7 @@ GGUF_NAMED: Mapping[str, Build] = {
 HUB_NAMED: Mapping[str, Build] = {
     "bamba": Bamba,
     "cohere2": Cohere2,
+    "deepseek_v2": DeepSeekV2,
     "deepseek_v3": DeepSeekV3,
     "deepseek_v32": DeepSeekV32,
     "deepseek_v4": DeepSeekV4,
@@ -75,6 +78,7 @@ HUB_NAMED: Mapping[str, Build] = {
     "lfm2": Lfm2,
     "llama4_text": Llama4,
     "mamba": Mamba,
+    "longcat_flash": LongcatFlash,
     "mamba2": Mamba2,
     "mimo_v2_flash": MimoV2Flash,
     "minimax_m3_vl": MiniMaxM3,
