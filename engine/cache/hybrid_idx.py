@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.memory import BlocksSpec, PartNeed, PointSpec, View
+from engine.cache.dsa import best, lightning_scores
+from engine.cache.memory import BlocksSpec, Chosen, PartNeed, PointSpec, View
 
 POOLED, OPEN = "pool.k", "pool.open"
 
@@ -54,17 +55,20 @@ class PooledIndex:
             view.close(POOLED, self.layer, segment, pool(closed, numbers * self.block))
         view.set_point(OPEN, self.layer, torch.stack(states))
 
-    def choose(self, view: View, q: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What queries `q` [tokens, heads, size] with `weights` [tokens, heads] may read: see `Chosen`."""
+    def choose(self, view: View, q: torch.Tensor, weights: torch.Tensor) -> Chosen | None:
+        """What queries `q` [tokens, heads, size] with `weights` [tokens, heads] may read, both in any dtype;
+        None while that is all there is."""
+        if int(view.positions.max() + 1) // self.block <= self.most:
+            return None
         chosen = []
         q = view.into_basis(POOLED, self.layer, q)
         for segment in view.segments:
             keys = view.blocks(POOLED, self.layer, segment)
             rows = slice(segment.start, segment.stop)
             positions = torch.from_numpy(view.positions[rows]).to(q.device)
-            picked = pick_blocks(block_scores(q[rows], keys, weights[rows]), positions, self.block, self.most)
+            picked = pick_blocks(block_scores(q[rows], weights[rows], keys), positions, self.block, self.most)
             chosen.append(rows_of_blocks(picked, positions, self.block))
-        return tuple(chosen)
+        return chosen
 
 
 def closing(
@@ -81,27 +85,18 @@ def closing(
     return closed, line[num_tokens:]
 
 
-def block_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """float32 [queries, blocks] of `q` [queries, heads, size] and `keys` [blocks, size]: products below zero
-    count nothing, the others as much as `weights` [queries, heads] say (DeepSeek-V3.2-Exp, section 2)."""
-    wide, weights = keys.float().T, weights.float()[:, None]
-    scores = [
-        (weights[at : at + QUERIES] @ (q[at : at + QUERIES].float() @ wide).relu_())[:, 0]
-        for at in range(0, len(q), QUERIES)
-    ]
-    return torch.cat(scores)
+def block_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The `lightning_scores` of `keys` [blocks, size] in any dtype, some queries at a time."""
+    wide = keys.float()
+    parts = zip(torch.split(q, QUERIES), torch.split(weights, QUERIES), strict=True)
+    return torch.cat([lightning_scores(some.float(), shares.float(), wide) for some, shares in parts])
 
 
 def pick_blocks(scores: torch.Tensor, positions: torch.Tensor, block: int, most: int) -> torch.Tensor:
     """bool [queries, blocks]: of the blocks that are closed at each of `positions` [queries], the `most` that
     have the highest `scores`; among equals the earlier ones. A query that ends a block may read it."""
-    num_blocks = scores.shape[1]
-    closed = _numbers(num_blocks, positions) < ((positions + 1) // block)[:, None]
-    if num_blocks <= most:
-        return closed
-    order = scores.masked_fill(~closed, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    best = torch.zeros_like(closed).scatter_(1, order[:, :most], True)
-    return best & closed
+    closed = _numbers(scores.shape[1], positions) < ((positions + 1) // block)[:, None]
+    return best(scores, closed, most)
 
 
 def rows_of_blocks(picked: torch.Tensor, positions: torch.Tensor, block: int) -> torch.Tensor:

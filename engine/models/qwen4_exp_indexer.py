@@ -27,8 +27,9 @@ class BlockIndexer:
     k_norm: RmsNorm
     rotary: Rotary
 
-    def __call__(self, x: torch.Tensor, angles: Angles, view: View) -> Chosen:
-        """What each token of `x` [tokens, width], in the model's dtype, may see; the index takes them in."""
+    def __call__(self, x: torch.Tensor, angles: Angles, view: View) -> Chosen | None:
+        """What each token of `x` [tokens, width], in the model's dtype, may see, None for
+        all there is; the index takes them in."""
         size = self.index.size
         q, keys = torch.split(self.inputs(x).float(), [self.num_heads * size, size], dim=-1)
         self.index.append(view, keys, self._pooled)

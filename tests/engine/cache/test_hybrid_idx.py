@@ -33,7 +33,7 @@ def test_scores_are_sums_over_heads_of_what_is_positive() -> None:
     q = torch.randn((QUERIES + 3, 5, 8), generator=generator)
     keys = torch.randn((6, 8), generator=generator)
     weights = torch.randn((QUERIES + 3, 5), generator=generator)
-    scores = block_scores(q, keys, weights)
+    scores = block_scores(q, weights, keys)
     for query, block in itertools.product((0, 1, QUERIES - 1, QUERIES, QUERIES + 2), range(6)):
         products = [max(0.0, float(q[query, head] @ keys[block])) for head in range(5)]
         expected = sum(float(w) * p for w, p in zip(weights[query], products, strict=True))
