@@ -57,13 +57,19 @@ class Checkpoints:
         return self._by_seq[seq].get(position)
 
     def add(self, seq: SeqId, position: int, frozen: Frozen) -> None:
-        """Keep `frozen`, and let others go until all fit: of the sequence that has most, the one that is
-        least missed."""
+        """Keep `frozen`, the last of its sequence, and let others go until all fit: of the sequence that has
+        most, the one that is least missed. Alone it goes too where it does not fit."""
         self._by_seq[seq][position] = frozen
         while self.nbytes() > self._budget:
-            fullest = max(self._by_seq, key=len)
-            positions = sorted(fullest)
-            self._forget(fullest[positions[least_missed(positions)]])
+            self._forget(self._victim(frozen))
+
+    def _victim(self, new: Frozen) -> Frozen:
+        others = [kept for kept in self._by_seq if any(one is not new for one in kept.values())]
+        if not others:
+            return new
+        fullest = max(others, key=len)
+        positions = sorted(fullest)
+        return fullest[positions[least_missed(positions)]]
 
     def cut(self, seq: SeqId, length: int) -> None:
         """Forget those beyond `length`."""

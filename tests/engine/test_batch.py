@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Batch, counts_of, split_equal, split_simple
+from engine.errors import ConfigError
 
 SPLITS = [split_simple, split_equal]
 #: the sequence of every row, in any mixture
@@ -68,6 +69,50 @@ def test_equal_cuts_have_as_many_rows_of_each_sequence(seqs: list[int], max_ubat
         assert len(lengths) == 1
         owners = [segment.seq for segment in ubatch.segments]
         assert len(set(owners)) == len(owners)
+
+
+@given(seqs=st.lists(st.integers(0, 9), min_size=1, max_size=60), data=st.data())
+def test_the_last_rows_of_a_sequence_are_computed_together(seqs: list[int], data: st.DataObject) -> None:
+    max_ubatch = data.draw(st.integers(1, 8))
+    n_keep_tail = data.draw(st.integers(0, max_ubatch))
+    batch = batch_of(seqs)
+    ubatches = split_equal(batch, max_ubatch, n_keep_tail)
+    assert sorted(np.concatenate([ubatch.rows for ubatch in ubatches]).tolist()) == list(range(len(batch)))
+    assert all(0 < len(ubatch) <= max_ubatch for ubatch in ubatches)
+    for ubatch in ubatches:
+        assert len({segment.stop - segment.start for segment in ubatch.segments}) == 1
+        assert len({segment.seq for segment in ubatch.segments}) == len(ubatch.segments)
+    for seq in set(seqs):
+        own = np.flatnonzero(batch.seqs == seq)
+        tail = set(own[len(own) - min(n_keep_tail, len(own)) :].tolist())
+        assert not tail or any(tail <= set(ubatch.rows.tolist()) for ubatch in ubatches)
+        rows = np.concatenate([ubatch.rows[np.isin(ubatch.rows, own)] for ubatch in ubatches])
+        assert rows.tolist() == own.tolist()
+
+
+def test_more_sequences_than_rows_in_a_pass_take_turns() -> None:
+    batch = batch_of([seq for _ in range(3) for seq in range(7)])
+    for n_keep_tail in range(4):
+        ubatches = split_equal(batch, 4, n_keep_tail)
+        assert max(len(ubatch) for ubatch in ubatches) <= 4
+        assert sum(len(ubatch) for ubatch in ubatches) == 21
+
+
+def test_a_tail_goes_before_the_lockstep() -> None:
+    def cuts(seqs: list[int], max_ubatch: int, n_keep_tail: int) -> list[list[tuple[int, int]]]:
+        ubatches = split_equal(batch_of(seqs), max_ubatch, n_keep_tail)
+        return [[(s.seq, s.stop - s.start) for s in ubatch.segments] for ubatch in ubatches]
+
+    # A step of 3 would leave the first sequence one row, where three belong together.
+    assert cuts([0] * 4 + [1] * 3, 8, 3) == [[(1, 3)], [(0, 4)]]
+    assert cuts([0] * 10, 8, 3) == [[(0, 7)], [(0, 3)]]
+    assert cuts([0] * 10, 8, 0) == [[(0, 8)], [(0, 2)]]
+    assert cuts([0] * 5 + [1] * 5, 4, 4) == [[(0, 1)], [(0, 4)], [(1, 1)], [(1, 4)]]
+
+
+def test_a_tail_must_fit_into_a_pass() -> None:
+    with pytest.raises(ConfigError, match="keep_tail = 5: an ubatch has 4"):
+        split_equal(batch_of([0] * 9), 4, 5)
 
 
 def test_equal_cuts_go_on_until_the_first_sequence_ends() -> None:

@@ -42,7 +42,7 @@ from tests.engine.cache.harness import CPU, batch_of, rotary
 
 WINDOW = 3
 #: how many tokens back the synthetic model looks
-BACK = 4
+BACK = 6
 SCALE = 0.5
 #: query heads of one key head
 GROUP = 2
@@ -226,7 +226,7 @@ class Seen:
     previous: Ints = field(default_factory=lambda: np.zeros((0, BACK), np.int64))
 
     def tensors(self) -> list[torch.Tensor]:
-        held = [rows.rows.clone() for rows in self.held.values()]
+        held = [held.rows for held in self.held.values()]
         return [*self.attended.values(), *held, *self.blocks.values(), *self.points.values()]
 
 
@@ -247,7 +247,8 @@ def compute(memory_spec: MemorySpec, ubatch: Ubatch, view: View) -> Seen:
             view.append(name, layer, made[name, layer])
         if name != VALUES:
             for segment in view.segments:
-                seen.held[name, layer, segment] = view.held(name, layer, segment)
+                held = view.held(name, layer, segment)
+                seen.held[name, layer, segment] = Held(held.rows.clone(), held.positions)
     for need in needs:
         if isinstance(need, BlocksSpec):
             for segment in view.segments:
@@ -372,6 +373,44 @@ def feed_batch(memory_spec: MemorySpec, memory: Memory, batch: Batch) -> list[Se
     return seen
 
 
+class Lines:
+    """A memory whose sequences are followed: what each pass reads and what is stored is checked."""
+
+    def __init__(self, memory_spec: MemorySpec, memory: PartsMemory) -> None:
+        self.spec = memory_spec
+        self.memory = memory
+        self.tokens: list[list[int]] = [[] for _ in range(memory_spec.num_seqs)]
+
+    def feed(self, *parts: tuple[SeqId, Sequence[int]]) -> None:
+        batch = next_batch(self.memory, *parts)
+        plan = self.memory.plan(batch)
+        seen = compute_plan(self.spec, plan)
+        plan.commit()
+        for seq, tokens in parts:
+            self.tokens[seq].extend(tokens)
+        lines = {seq: self.line(SeqId(seq)) for seq in range(len(self.tokens))}
+        for ubatch, one in zip(plan.ubatches, seen, strict=True):
+            check_seen(self.spec, ubatch, one, lines, self.memory)
+        self.check()
+
+    def copy(self, source: SeqId, target: SeqId, stop: int | None = None) -> None:
+        self.memory.copy(source, target, 0, stop)
+        self.tokens[target] = self.tokens[source][:stop]
+        self.check()
+
+    def cut(self, seq: SeqId, length: int) -> None:
+        self.memory.remove(seq, length, None)
+        self.tokens[seq] = self.tokens[seq][:length]
+        self.check()
+
+    def check(self) -> None:
+        for seq in map(SeqId, range(len(self.tokens))):
+            check_stored(self.memory, seq, self.line(seq))
+
+    def line(self, seq: SeqId) -> Line:
+        return [(token, position) for position, token in enumerate(self.tokens[seq])]
+
+
 def next_batch(memory: Memory, *parts: tuple[SeqId, Sequence[int]]) -> Batch:
     ends = {seq: memory.pos_max(seq) for seq, _ in parts}
     return batch_of(*((seq, 0 if (end := ends[seq]) is None else end + 1, tokens) for seq, tokens in parts))
@@ -419,7 +458,7 @@ def everything(memory: PartsMemory) -> list[object]:
     return out
 
 
-def check_stored(memory_spec: MemorySpec, memory: PartsMemory, seq: SeqId, line: Line) -> None:
+def check_stored(memory: PartsMemory, seq: SeqId, line: Line) -> None:
     """That what a sequence holds is what its tokens say; rows are f32."""
     tokens, positions = [token for token, _ in line], [position for _, position in line]
     assert memory.tokens_at(seq, 0, 10**6) == tuple(tokens)

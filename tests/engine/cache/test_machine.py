@@ -313,7 +313,7 @@ class Machine(RuleBasedStateMachine):
         for seq, tokens in enumerate(self.model):
             ends = (self.memory.pos_min(SeqId(seq)), self.memory.pos_max(SeqId(seq)))
             assert ends == ((tokens[0].position, tokens[-1].position) if tokens else (None, None))
-            check_stored(self.spec, self.memory, SeqId(seq), self._line(tokens))
+            check_stored(self.memory, SeqId(seq), self._line(tokens))
 
     @invariant()
     def resumable_is_what_has_its_rows_and_point_state(self) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
 
-from engine.cache.memory import MemorySpec
+from engine.cache.memory import KEYS, MemoryNeeds, MemorySpec, RowsSpec, Turned
 from engine.cache.quant import Hadamard, decode, encode, hadamard_block
 from engine.cache.rows import RowBuffer, Slot
 from engine.cache.table import build_memory
 from engine.errors import ConfigError
-from tests.engine.cache.harness import CPU, A, dense, feed, layers_of, queries, spec
+from tests.engine.cache import members
+from tests.engine.cache.harness import CPU, A, dense, feed, layers_of, queries, rotary, spec
 
 QUANTIZED = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
@@ -144,3 +147,56 @@ def test_parts_say_how_rows_are_stored() -> None:
         ("kv.k.00", "q8_0", (3, 64), 3 * 2 * 34),
         ("kv.v.00", "bf16", (3, 64), 3 * 64 * 2),
     ]
+
+
+def latent_spec(size: int, value_size: int, dtype: str) -> MemorySpec:
+    """Keys that hold the values, RoPE behind these."""
+    turned = Turned(rotary(size - value_size), value_size)
+    part = RowsSpec(KEYS, 0, 1, size, turned=turned, value_size=value_size)
+    return replace(spec(types=(dtype, "f32")), needs=MemoryNeeds("kv", (part,)))
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize(("size", "value_size"), [(192, 128), (576, 512), (128, 64), (96, 64)])
+def test_values_within_keys_are_closed_under_the_rotation(size: int, value_size: int, dtype: str) -> None:
+    memory_spec = latent_spec(size, value_size, dtype)
+    memory = build_memory(memory_spec)
+    rotates = dtype in QUANTIZED and size != 96
+    assert memory.rotated == (("kv.k",) if rotates else ())
+    (need,) = memory_spec.needs.parts
+    assert isinstance(need, RowsSpec)
+    seen = [*members.feed(memory_spec, memory, (A, range(30))), *members.feed(memory_spec, memory, (A, [30]))]
+    k = members.rows_of(need, range(31), range(31))
+    sight = members.visible_to(range(31), range(31), None)
+    q = members.queries(need, range(31))
+    expected = members.definition(q, k, k[..., :value_size], sight, members.SCALE)
+    out = torch.cat([one.attended[0] for one in seen])
+    assert out.shape == (31, members.GROUP, value_size)
+    error = (out.double() - expected).abs().mean()
+    assert error < ERRORS[dtype] * expected.std() * size**0.5 / 2
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8_0", "q4_0"])
+def test_a_shift_of_keys_leaves_the_values_within_them(dtype: str) -> None:
+    memory_spec = latent_spec(192, 128, dtype)
+    memory = build_memory(memory_spec)
+    (need,) = memory_spec.needs.parts
+    assert isinstance(need, RowsSpec)
+    members.feed(memory_spec, memory, (A, range(20)))
+    memory.discard(A, 3, 8)
+    tokens = [0, 1, 2, *range(8, 20)]
+    part = memory._parts.rows[KEYS, 0]
+    rows = part.buffer.read_plain(Slot.of(part.table.cells_of(A), CPU))
+    expected = members.rows_of(need, tokens, range(15))
+    loss = {"f32": 1e-6, "q8_0": 1e-2, "q4_0": 0.2}[dtype]
+    for values in (slice(0, 128), slice(128, 192)):
+        error = (rows - expected)[..., values].norm() / expected[..., values].norm()
+        assert error < loss
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
+def test_rows_in_a_rotated_basis_are_rotated_whatever_the_dtype(dtype: str) -> None:
+    memory = build_memory(members.member_spec("dsa", size=128, types=(dtype, "f32")))
+    rotated = {part.need.name for part in memory._parts.stored if part.buffer.hadamard is not None}
+    assert rotated == {"idx.k"} | ({"kv.k"} if dtype == "q8_0" else set())
+    assert set(memory.rotated) == rotated
