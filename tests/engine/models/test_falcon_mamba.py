@@ -12,7 +12,7 @@ from tests.oracles.base import LENGTH, SHAPES, check_numbers, reference, tokens
 from tests.oracles.refusals import check_refusals
 from tests.oracles.stepwise import in_parts
 
-ATOL = 5e-4
+ATOL = 1e-4
 
 
 def test_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Zamba2 against transformers. Differences are of float32: logits of deviation 8, since the embedding is the
-output matrix too, agree to 5e-4."""
+"""Zamba2 against transformers. Logits have a deviation of 8, since the embedding is the output matrix too;
+those of the reference are up to 3e-4 from its own in float64, and ours agree with them to 5e-4."""
 
 from __future__ import annotations
 
