@@ -64,7 +64,8 @@ def narrowed(
     picked: torch.Tensor,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """`attend` over the picked keys of each query alone: bool [queries, keys] or [kv heads, queries, keys]."""
+    """`attend` over the keys of each query that are picked: bool [queries, keys] or [kv heads, queries,
+    keys]."""
     group = q.shape[1] // k.shape[1]
     if picked.dim() == 2 and q.shape[0] == 1:
         rows = picked[0].nonzero()[:, 0]

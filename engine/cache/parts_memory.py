@@ -6,17 +6,20 @@ Which parts there are is the model's to say and the table of kinds' to check; no
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 
-from engine.batch import Batch, Ints, counts_of, split_equal, split_simple
+from engine.batch import Batch, Ints, Ubatch, counts_of, split_equal, split_simple
 from engine.cache.cells import CellTable, Move
 from engine.cache.memory import MemorySpec
 from engine.cache.parts import Parts, RowsPart, Tables
-from engine.cache.plan import PartsPlan
+from engine.cache.plan import PartsPlan, Undo
 from engine.cache.points import Checkpoints, Frozen
 from engine.cache.rows import Slot
 from engine.cache.snapshots import check_points, restore_parts, snapshot_rows
+from engine.cache.view import PartsView
 from engine.errors import BatchRefused, EditRefused
 from engine.state import Layout, Point, Rows, SeqId
 
@@ -261,12 +264,14 @@ class PartsMemory:
         return self._checkpoints.at(seq, position) is not None
 
     def _has_window(self, seq: SeqId, position: int) -> bool:
+        return self._has_window_rows(seq, self._needed_from(position), position)
+
+    def _has_window_rows(self, seq: SeqId, start: int, stop: int) -> bool:
         windowed = self._tables.windowed
         if windowed is None:
             return True
-        needed = self._needed_from(position)
-        held = windowed.positions_of(seq, needed, position)
-        return np.array_equal(held, self._tables.base.positions_of(seq, needed, position))
+        held = windowed.positions_of(seq, start, stop)
+        return np.array_equal(held, self._tables.base.positions_of(seq, start, stop))
 
     def _lacks(self, seq: SeqId, position: int) -> str:
         if not self._has_point(seq, position):
@@ -284,6 +289,32 @@ class PartsMemory:
     def tokens_at(self, seq: SeqId, start: int, stop: int) -> tuple[int, ...]:
         base = self._tables.base
         return tuple(base.tokens[base.cells_of(seq, start, stop)].tolist())
+
+    # -- for who borrows ---------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> MemorySpec:
+        return self._spec
+
+    def has_part(self, name: str, layer: int) -> bool:
+        return (name, layer) in self._parts.rows
+
+    def can_read_at(self, seq: SeqId, position: int, layers: Collection[int]) -> bool:
+        """Whether a token at `position` would find some row in each of `layers`, and all that it may see."""
+        length, at = self._length(seq), np.array([position])
+        parts = (part for part in self._parts.rows.values() if part.need.layer in layers)
+        windows = {part.need.window for part in parts}
+        firsts = [int(window.first_visible(at)[0]) for window in windows if window is not None]
+        return (
+            0 <= position <= length
+            and max(firsts, default=0) < length
+            and all(self._has_window_rows(seq, first, position + 1) for first in firsts)
+        )
+
+    def lend(self, ubatch: Ubatch) -> PartsView:
+        """A view for tokens that get no cells. What would store something must not be called."""
+        self._idle()
+        return PartsView(ubatch, self._parts, self._tables.base, {}, {}, Undo())
 
     # -- states ------------------------------------------------------------------------------------
 
