@@ -132,7 +132,12 @@ def window_floor(manifest: Manifest, length: int) -> int:
     """The first token whose window rows a resume at `length` wants: those needed, one more so that the last
     token can be computed again for the canary, and the rest of the last partial chunk, so that the next
     save can write that chunk anew with all of them."""
-    return max(0, min(length - max_window(manifest.layout) - 1, chunk_floor(length)))
+    return min(needed_window(manifest.layout, length), chunk_floor(length))
+
+
+def needed_window(layout: Layout, length: int) -> int:
+    """The first token whose window rows going on at `length` needs, or computing its last token anew."""
+    return max(0, length - max_window(layout) - 1)
 
 
 def _covered(layout: Layout, chunks: Sequence[ChunkRef]) -> int:

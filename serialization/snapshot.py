@@ -122,12 +122,12 @@ class _Writer:
     def rows(self, kind: PartKind, start: int, stop: int) -> ChunkBlob | None:
         """The rows of one kind for tokens [start, stop): None where there are none.
 
-        Window rows may begin later, as far back as memory still had them.
+        Window rows may begin later: as far back as the state has all of them up to the end of the chunk.
         """
         specs = parts_of(self.state.layout, kind)
         runs = self.state.rows_of(kind)
         if kind is PartKind.WINDOW:
-            start = max(start, runs[0].start if runs else stop)
+            start = max(start, _unbroken(runs, stop))
         if start >= stop or not rows_nbytes(specs, start, stop):
             return None
         data = encode_rows(kind, specs, start, stop, runs, self.codecs)
@@ -146,6 +146,15 @@ class _Writer:
         data = encode_logits(edge.logits, self.state.length, self.codecs)
         ref = self.put(BlobClass.POINT, 4 * edge.logits.numel(), data)
         return StoredLogits(ref), [ref]
+
+
+def _unbroken(runs: Sequence[Rows], stop: int) -> int:
+    """The first token from which on `runs` have all rows up to `stop`; `stop` if there are none."""
+    first = stop
+    for run in reversed(runs):
+        if run.start < first <= run.stop:
+            first = run.start
+    return first
 
 
 def _kept_checkpoints(

@@ -14,6 +14,7 @@ from serialization.manifest import Manifest, ManifestKind, Message
 from serialization.pipelines import codec_set
 from serialization.resume import first_new
 from serialization.snapshot import WrittenState, write_state
+from serialization.trim import trimmed
 from sessions.policy import Policy
 from sessions.session import ExportInfo, Session
 from sessions.stores.memory import MemoryStore
@@ -33,7 +34,7 @@ def write_turn(
     if before is not None and list(before.fingerprint.differing(engine.fingerprint)):
         before = None  # rows of another model, read again: none of the stored ones can be kept
     since = first_new(before, engine.tokens(seq), engine.spans(seq), session.synced)
-    state = engine.snapshot(seq, since)
+    state = trimmed(engine.snapshot(seq, since), before, session.synced)
     written = write_state(
         store, state, before, session.synced, codec_set(policy.codec), point_budget=policy.checkpoints
     )
@@ -52,7 +53,7 @@ def export_turn(
 ) -> ExportInfo:
     """Write a live sequence as one archive, by way of memory: no store is touched."""
     aside = MemoryStore()
-    state = engine.snapshot(seq, 0)
+    state = trimmed(engine.snapshot(seq, 0), None, 0)
     written = write_state(aside, state, None, 0, codec_set(policy.codec), point_budget=policy.checkpoints)
     manifest = _manifest(engine, session, messages, tenant, state, written, time.time())
     return export(out, manifest, aside)

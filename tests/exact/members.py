@@ -14,7 +14,7 @@ from tests.oracles import base
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`family` is a module of `tests.oracles`; `dtypes` are those that its rows are tested in, the gate's last."""
+    """`family` is a module of `tests.oracles`; rows are tested in `dtypes`, the last of them in the gate."""
 
     family: str
     kind: str
@@ -28,10 +28,16 @@ MEMBERS = {
         Member("llama", "kv"),
         Member("gemma3", "iswa"),
         Member("deepseek_v3", "kv"),
+        Member("deepseek_v32", "dsa"),
+        Member("dots3_note", "dsa_iswa"),
+        Member("deepseek_v4", "dsv4"),
+        Member("minimax_m3", "msa"),
         Member("mamba2", "recurrent", dtypes=("f32",)),
         Member("falcon_h1", "hybrid"),
         Member("qwen3_next", "hybrid"),
         Member("kimi_linear", "hybrid"),
+        Member("recurrent_gemma", "hybrid_iswa"),
+        Member("qwen4_exp", "hybrid_idx"),
     )
 }
 
