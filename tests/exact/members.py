@@ -38,6 +38,7 @@ MEMBERS = {
         Member("kimi_linear", "hybrid"),
         Member("recurrent_gemma", "hybrid_iswa"),
         Member("qwen4_exp", "hybrid_idx"),
+        Member("glm5_next", "hybrid_idx"),
     )
 }
 

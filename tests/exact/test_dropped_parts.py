@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.errors import NoCheckpoint
 from engine.runner import Engine
 from engine.state import PartKind, SequenceState, parts_of
+from serialization.resume import can_resume_at
+from serialization.snapshot import read_state
 from sessions.manager import SessionManager
 from sessions.stores.memory import MemoryStore
 from tests.exact.members import MEMBERS, open_member
@@ -69,3 +72,34 @@ def noticed(
         return any(not torch.equal(step(engine, seq, live.tokens[at]), live.logits[at]) for at in ahead)
     finally:
         forget(engine, seq)
+
+
+@pytest.mark.parametrize("family", ["qwen4_exp"])
+def test_token_ids_are_part_of_the_state_where_n_grams_are_read(
+    family: str, lives: dict[str, tuple[SessionManager, Live]]
+) -> None:
+    manager, live = live_run(family, lives)
+    other = open_member(family, "f32")
+    for cut in CUTS:
+        state = restored(other, manager, live.saved[cut])
+        seq = other.restore(replace(state, tokens=(*state.tokens[:-1], (state.tokens[-1] + 1) % 256)))
+        assert not torch.equal(step(other, seq, live.tokens[cut]), live.logits[cut])
+        forget(other, seq)
+
+
+RECURRENT = [member.family for member in MEMBERS.values() if member.kind in ("recurrent", "dsv4", "hybrid")]
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_checkpoint_that_is_left_out_cannot_be_resumed_and_says_so(
+    family: str, lives: dict[str, tuple[SessionManager, Live]]
+) -> None:
+    manager, live = live_run(family, lives)
+    manifest = live.saved[CUTS[-1]]
+    assert all(can_resume_at(manifest, cut) for cut in CUTS)
+    for dropped in CUTS:
+        checkpoints = tuple(each for each in manifest.checkpoints if each.position != dropped)
+        left = replace(manifest, checkpoints=checkpoints)
+        assert [cut for cut in CUTS if not can_resume_at(left, cut)] == [dropped]
+        with pytest.raises(NoCheckpoint, match=f"at {dropped} tokens"):
+            read_state(manager.store, left, dropped)
