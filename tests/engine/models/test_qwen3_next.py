@@ -36,6 +36,30 @@ def test_numbers(changes: dict[str, Any], tmp_path: Path) -> None:
     check_numbers("qwen3_next", tmp_path, **changes)
 
 
+def test_numbers_beyond_a_piece(tmp_path: Path) -> None:
+    """Longer than what is computed at once of a delta net, in passes that begin anywhere."""
+    write("qwen3_next", tmp_path)
+    ids = tokens(count=150)
+    theirs, engine = reference("qwen3_next", ids), open_engine(tmp_path)
+    for chunks in ((64, 64, 22), (40, 50, 1, 59)):
+        ours = torch.cat([logits for _, logits in read_all(engine, ids, chunks)])
+        assert float((ours - theirs).abs().max()) < 1e-4
+
+
+def test_sequences_side_by_side_are_the_sequences_alone(tmp_path: Path) -> None:
+    """At positions whose pieces do not end together."""
+    write("qwen3_next", tmp_path)
+    engine = open_engine(tmp_path, max_batch=128, max_ubatch=128)
+    texts = {engine.create(): tokens(seed, count) for seed, count in ((1, 110), (2, 97), (3, 73))}
+    for seq, text in texts.items():
+        engine.feed(seq, text[:-30])
+    engine.advance({seq: text[-30:] for seq, text in texts.items()})
+    for seq, text in texts.items():
+        logits = engine.logits(seq)
+        assert logits is not None
+        assert float((logits - reference("qwen3_next", text)[-1]).abs().max()) < 1e-4
+
+
 def test_the_hubs_older_words_mean_the_same(tmp_path: Path) -> None:
     """A period in place of a list of layers, and RoPE among the other fields."""
     write("qwen3_next", tmp_path)

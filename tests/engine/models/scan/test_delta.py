@@ -50,7 +50,7 @@ def recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.T
 
 
 def in_cuts(starts: tuple[int, ...], rows: Rows, counts: tuple[int, ...]) -> Rows:
-    """Passes of `counts` tokens, one after another."""
+    """Passes of `counts` tokens, one after another; the first token of all is at `starts`."""
     *inputs, state = rows
     outs, at = [], 0
     for count in counts:
@@ -87,10 +87,12 @@ def test_sequences_side_by_side_are_the_sequences_alone(by_channel: bool) -> Non
 
 
 @pytest.mark.parametrize("by_channel", [False, True], ids=["heads", "channels"])
-def test_a_pass_that_begins_where_a_piece_does_changes_no_bit(by_channel: bool) -> None:
+@pytest.mark.parametrize("start", [0, 40])
+def test_a_pass_that_begins_where_a_piece_does_changes_no_bit(start: int, by_channel: bool) -> None:
     rows = drawn("usual", by_channel)
-    whole, last = in_cuts((0,), rows, (TOKENS,))
-    cut, state = in_cuts((0,), rows, (64, 64, TOKENS - 128))
+    whole, last = in_cuts((start,), rows, (TOKENS,))
+    first = 64 - start % 64
+    cut, state = in_cuts((start,), rows, (first, 64, TOKENS - first - 64))
     assert torch.equal(whole, cut)
     assert torch.equal(last, state)
 
