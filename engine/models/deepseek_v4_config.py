@@ -135,7 +135,7 @@ def read_config(fields: Fields, n_ctx: int) -> DeepSeekV4Config:
         num_experts=experts,
         num_chosen=fields.count("num_experts_per_tok", most=experts),
         expert_inner=fields.count("moe_intermediate_size"),
-        scoring=fields.word("scoring_func", ("sqrtsoftplus", "softmax", "sigmoid"), "sqrtsoftplus"),
+        scoring=fields.word("scoring_func", ("sqrtsoftplus", "sigmoid"), "sqrtsoftplus"),
         expert_scale=fields.number("routed_scaling_factor", 1.5),
         limit=fields.number("swiglu_limit", 10.0),
         tied=fields.flag("tie_word_embeddings", False),

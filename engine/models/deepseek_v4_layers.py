@@ -75,11 +75,11 @@ class Indexer:
         compressor.store(lines, view)
         q = turn(self.queries(latent).view(len(latent), -1, size), angles)
         q = view.into_basis(compressor.rows, compressor.layer, q)
-        weights = weights.float() * (q.shape[1] * size) ** -0.5
+        # Scores are not scaled: a factor that they share would change no choice.
         return [
             choose(
                 q[segment.start : segment.stop],
-                weights[segment.start : segment.stop],
+                weights[segment.start : segment.stop].float(),
                 compressor.blocks(segment, view),
                 seen,
                 self.count,
@@ -161,7 +161,6 @@ class Attention:
 #: float32 logits of a router to positive scores
 SCORING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sqrtsoftplus": lambda logits: F.softplus(logits).sqrt(),
-    "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,
 }
 
