@@ -62,6 +62,7 @@ docs: $(STAMP)
 	$(BIN)/python -m cli.docs > docs/cli.md
 	$(BIN)/python -m tools.modules
 	$(BIN)/python -m tests.exact.sizes
+	$(BIN)/python -m tests.exact.architectures
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,23 @@
+"""qwen2: full attention, biases on q, k and v."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.engine.weights.folders import VOCAB
+from tests.oracles.base import TOKEN_IDS
+
+
+def make(**changes: Any) -> tuple[type, Qwen2Config]:
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    return Qwen2ForCausalLM, Qwen2Config(**{**sizes, **TOKEN_IDS, **changes})
