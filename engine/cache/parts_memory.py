@@ -341,8 +341,12 @@ class PartsMemory:
             raise EditRefused(f"sequence {seq} is not empty")
         length = len(tokens)
         frozen = check_points(self._parts, points, length)
-        restore_parts(self._parts, self._tables, seq, tokens, rows, self._needed_from(length))
-        self._set_points(seq, frozen.get(length))
+        try:
+            self._set_points(seq, frozen.get(length))
+            restore_parts(self._parts, self._tables, seq, tokens, rows, self._needed_from(length))
+        except BaseException:
+            self._set_points(seq, None)
+            raise
         for position, kept in frozen.items():
             if position < length:
                 self._checkpoints.add(seq, position, kept)

@@ -192,7 +192,7 @@ class Machine(RuleBasedStateMachine):
     def fork(self, source: SeqId, into: SeqId) -> None:
         self.copy(source, into, 0, None)
 
-    @precondition(lambda self: self._room() < 20)
+    @precondition(lambda self: self._room() < 35)
     @rule(seq=SEQS)
     def keep(self, seq: SeqId) -> None:
         self.memory.keep(seq)

@@ -163,6 +163,17 @@ def test_a_checkpoint_of_what_was_before_is_none_of_what_came_instead(kind: str)
     assert [at for at in range(9) if lines.memory.can_resume_at(A, at)] == [0, 8]
 
 
+def test_who_is_not_kept_leaves_no_checkpoint_behind() -> None:
+    lines = lines_of("hybrid")
+    lines.feed((A, range(4)), (B, range(100, 103)))
+    lines.memory.mark(A)
+    lines.memory.keep(B)
+    lines.tokens[A] = []
+    lines.feed((A, range(200, 207)))
+    assert [at for at in range(8) if lines.memory.can_resume_at(A, at)] == [0, 7]
+    assert lines.memory._checkpoints.nbytes() == 0
+
+
 def test_windows_and_point_state_must_both_be_there() -> None:
     memory_spec = member_spec("hybrid_iswa", max_batch=4)
     lines = Lines(memory_spec, tiny_memory(memory_spec, window_cells=9))
@@ -261,6 +272,31 @@ def test_point_state_that_is_not_whole_is_refused_and_changes_nothing(kind: str)
             lines.memory.restore(B, ids, rows, points)
         assert everything(lines.memory) == before
     lines.memory.restore(B, ids, rows, (early, last))
+
+
+@pytest.mark.parametrize("broken", ["rows", "points"])
+@kinds
+def test_a_restore_that_breaks_off_leaves_the_sequence_empty(
+    kind: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = lines_of(kind)
+    lines.feed((A, range(9)))
+    state = lines.memory.snapshot(A)
+    before = everything(lines.memory)
+    parts = lines.memory._parts
+    if broken == "rows" and not parts.stored:
+        return
+    last = parts.stored[-1] if broken == "rows" else list(parts.points.values())[-1]
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(last.buffer, "write_bytes", fail)
+        with pytest.raises(MemoryError):
+            lines.memory.restore(B, tuple(range(9)), *state)
+    assert everything(lines.memory) == before
+    lines.feed((B, range(300, 305)))
 
 
 # -- the budget ------------------------------------------------------------------------------------
