@@ -10,9 +10,8 @@ from engine.cache.memory import MemoryNeeds
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Decoder
 from engine.models.fields import Fields
-from engine.models.hub_rope import read_rope
 from engine.models.loading import Loader, check_bias
-from engine.models.mla import attention_scale, latent_rows, load_latent_attention, read_latent_sizes
+from engine.models.mla import latent_rows, load_latent_attention, read_latent_rope, read_latent_sizes
 from engine.models.mla_blocks import LatentBlock, load_block, load_ends
 from engine.models.mla_ffn import LoadLaw, load_biased_sigmoid, load_ffn, read_kinds
 from engine.models.sizes import FULL, read_sizes
@@ -27,8 +26,7 @@ class LatentDecoder(Decoder):
         fields.only("mlp_bias", False, False)
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
         latent = replace(latent, pairs=fields.flag("rope_interleave", True))
-        scale = attention_scale(fields, latent.head)
-        rotary = read_rope(fields, latent.rope, placement.n_ctx)
+        rotary, scale = read_latent_rope(fields, latent, placement.n_ctx)
         eps = fields.number("rms_norm_eps", 1e-6)
         kinds = read_kinds(fields, sizes.num_layers)
 

@@ -12,9 +12,8 @@ from engine.cache.memory import MemoryNeeds, PartNeed
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Decoder
 from engine.models.fields import Fields
-from engine.models.hub_rope import read_rope
 from engine.models.loading import Loader, check_bias
-from engine.models.mla import attention_scale, latent_rows, load_latent_attention, read_latent_sizes
+from engine.models.mla import latent_rows, load_latent_attention, read_latent_rope, read_latent_sizes
 from engine.models.mla_blocks import IndexedRun, LatentBlock, load_block, load_ends
 from engine.models.mla_ffn import load_biased_sigmoid, load_ffn, read_kinds
 from engine.models.mla_indexer import INDEXED, index_rows, load_indexer, read_index_sizes
@@ -39,10 +38,10 @@ class IndexedDecoder(Decoder):
         sizes = read_sizes(fields)
         read_layer_types(fields, (INDEXED,), (INDEXED,) * sizes.num_layers)
         fields.only("mlp_bias", False, False)
+        fields.only("rope_interleave", True, True)
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
         index = read_index_sizes(fields, latent, pairs)
-        scale = attention_scale(fields, latent.head)
-        rotary = read_rope(fields, latent.rope, placement.n_ctx)
+        rotary, scale = read_latent_rope(fields, latent, placement.n_ctx)
         kinds = read_kinds(fields, sizes.num_layers)
 
         def block(layer: int) -> LatentBlock:

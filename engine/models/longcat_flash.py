@@ -18,15 +18,14 @@ from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Decoder, Pass
 from engine.models.fields import Fields
 from engine.models.hub_experts import hub_experts
-from engine.models.hub_rope import read_rope
 from engine.models.layers import FeedForward, RmsNorm
 from engine.models.loading import Loader, check_bias, hub_ffn
 from engine.models.mla import (
     LatentAttention,
     LatentSizes,
-    attention_scale,
     latent_rows,
     load_latent_attention,
+    read_latent_rope,
     read_latent_sizes,
     stretching,
 )
@@ -95,8 +94,7 @@ class LongcatFlash(Decoder):
         latent = read_latent_sizes(fields, sizes.width, sizes.num_heads)
         fields.only("qk_head_dim", latent.head, latent.head)
         fields.only("head_dim", latent.rope, latent.rope)
-        scale = attention_scale(fields, latent.head)
-        rotary = read_rope(fields, latent.rope, placement.n_ctx, default_base=10_000_000.0)
+        rotary, scale = read_latent_rope(fields, latent, placement.n_ctx, default_base=10_000_000.0)
         eps = fields.number("rms_norm_eps", 1e-5)
         layers = range(2 * sizes.num_layers)
         super().__init__(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.memory import KEYS, Chosen, RowsSpec, Turned, View, WindowSpec
+from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.fields import Fields
-from engine.models.hub_rope import rope_section, rope_type, yarn_magnitude
+from engine.models.hub_rope import read_rope, rope_section, rope_type, yarn_magnitude
 from engine.models.layers import RmsNorm
 from engine.models.loading import Loader, halves_of_pairs
 from engine.rope import Angles, Rotary, turn
@@ -61,15 +62,21 @@ def read_latent_sizes(fields: Fields, width: int, num_heads: int) -> LatentSizes
     )
 
 
-def attention_scale(fields: Fields, head: int) -> float:
-    """1/sqrt(head), and where RoPE is stretched and the file says mscale_all_dim times the square of YaRN's
-    magnitude: of q and k all values are longer, not only those that turn."""
-    rope = rope_section(fields, None)
-    by = rope.number("mscale_all_dim", 0.0)
+def read_latent_rope(
+    fields: Fields, sizes: LatentSizes, n_ctx: int, default_base: float = 10_000.0
+) -> tuple[Rotary, float]:
+    """What turns, and the scale of scores: 1/sqrt(head), and where RoPE is stretched and the file says
+    mscale_all_dim times the square of YaRN's magnitude. Then all values of q and k are longer, not only those
+    that turn. Raises WeightsRefused."""
+    rope, scale = rope_section(fields, None), float(sizes.head**-0.5)
     stretched = rope_type(rope, ("default", "linear", "yarn")) != "default"
-    if not stretched or not by:
-        return float(head**-0.5)
-    return float(head**-0.5 * yarn_magnitude(rope.number("factor"), by) ** 2)
+    by = rope.number("mscale_all_dim", 0.0)
+    if stretched and by:
+        scale *= yarn_magnitude(rope.number("factor"), by) ** 2
+    rotary = read_rope(fields, sizes.rope, n_ctx, default_base=default_base)
+    if rotary.n_rot != sizes.rope:
+        raise rope.refused("partial_rotary_factor", rotary.n_rot / sizes.rope)
+    return rotary, scale
 
 
 def latent_rows(layer: int, sizes: LatentSizes, rotary: Rotary, window: WindowSpec | None = None) -> RowsSpec:
@@ -170,6 +177,8 @@ def load_latent_attention(
 ) -> LatentAttention:
     """The tensors of `prefix` under the hub's names; `eps` is that of the latents' norms. The norm of
     keys, the gate, and biases of the matrices that read x and of the last are where the file has them."""
+    if load.has(f"{prefix}.o_proj.bias") != load.has(f"{prefix}.kv_a_proj_with_mqa.bias"):
+        raise WeightsRefused(f"the model has a bias of one of {prefix}.o_proj and kv_a_proj_with_mqa alone")
     norm_q, up_q = None, None
     q_name = f"{prefix}.q_proj"
     if sizes.q_rank is not None:

@@ -42,6 +42,7 @@ def read_index_sizes(fields: Fields, latent: LatentSizes, pairs: bool) -> IndexS
     """Of the indexers in layers whose attention is `latent`. Raises WeightsRefused."""
     if latent.q_rank is None:
         raise fields.refused("q_lora_rank", None)
+    fields.only("indexer_rope_interleave", pairs, pairs)
     head = fields.count("index_head_dim", least=latent.rope)
     if head & -head < 2:
         # Keys are stored Hadamard-rotated, and there is no rotation of an odd number of values.

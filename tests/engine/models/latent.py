@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,10 +27,12 @@ def first_rows(engine: Engine, seq: SeqId, name: str) -> torch.Tensor:
 LOSS = {"f32": 2e-5, "f16": 5e-3, "q8_0": 0.15}
 
 
-def check_shift(family: str, folder: Path, dtype: str, names: tuple[str, ...] = ("kv.k",)) -> None:
+def check_shift(
+    family: str, folder: Path, dtype: str, names: tuple[str, ...] = ("kv.k",), **changes: Any
+) -> None:
     """Rows of the first layer, which depend on their tokens and positions alone, are after a discard those of
     a text that never had what is gone."""
-    write(family, folder)
+    write(family, folder, **changes)
     engine = open_engine(folder, type_k=dtype, type_v=dtype, full_windows=True)
     ids = tokens(count=LENGTH)
     moved, plain = engine.create(), engine.create()

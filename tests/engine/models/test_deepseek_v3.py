@@ -89,6 +89,7 @@ def test_refusals(tmp_path: Path) -> None:
         "norm_topk_prob": 1,
         "rope_interleave": "yes",
         "rope_parameters.rope_type": "spiral",
+        "rope_parameters.partial_rotary_factor": 0.5,
         "rms_norm_eps": "small",
     }
     check_refusals("deepseek_v3", tmp_path, cases)

@@ -78,6 +78,8 @@ def test_refusals(tmp_path: Path) -> None:
         "index_topk": 0,
         "index_n_heads": ...,
         "index_head_dim": 65,
+        "indexer_rope_interleave": True,
+        "rope_interleave": False,
         "layer_types": ["indexed_attention", "full_attention", "indexed_attention"],
         "mlp_layer_types": ["dense", "sparse"],
         "mlp_bias": True,

@@ -71,6 +71,11 @@ def test_shifted_rows_are_those_of_the_new_positions(dtype: str, tmp_path: Path)
     check_shift("dots3_note", tmp_path, dtype, ("kv.k", "idx.k"))
 
 
+def test_shifted_rows_of_a_sliding_layer_turn_by_its_own_angles(tmp_path: Path) -> None:
+    kinds = (NARROW, WIDE, NARROW, NARROW, WIDE)
+    check_shift("dots3_note", tmp_path, "f32", layer_types=kinds, swa_rope_theta=50.0)
+
+
 def test_index_keys_are_rotated_whatever_their_dtype(tmp_path: Path) -> None:
     check_index_keys_are_rotated("dots3_note", tmp_path)
 
@@ -94,6 +99,7 @@ def test_refusals(tmp_path: Path) -> None:
         "mlp_bias": True,
         "attention_bias": True,
         "index_head_dim": 65,
+        "indexer_rope_interleave": False,
         "rope_parameters.indexed_attention.rope_type": "yarn",
         "rope_parameters.sliding_attention.partial_rotary_factor": 0.5,
         "per_layer_config.1.kv_lora_rank": 0,
