@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.reading import read_all
-from tests.engine.weights.folders import change_config
-from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
+from engine.cache.memory import KEYS
+from engine.models.base import Placement
+from engine.models.cohere2 import Cohere2
+from engine.weights.hub_names import HubWeights
+from tests.oracles.base import check_numbers, write
+from tests.oracles.older import check_reworded
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -30,11 +33,19 @@ def test_numbers(name: str, tmp_path: Path) -> None:
 
 def test_older_files_say_how_far_apart_full_layers_are(tmp_path: Path) -> None:
     changes = {"layer_types": ("sliding_attention", "full_attention") * 2}
-    write("cohere2", tmp_path, **changes)
-    change_config(tmp_path, layer_types=..., sliding_window_pattern=2)
-    ids = tokens()
-    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), ids, (len(ids),))])
-    torch.testing.assert_close(ours, reference("cohere2", ids, **changes), atol=1e-4, rtol=0)
+    words = {"layer_types": ..., "sliding_window_pattern": 2}
+    check_reworded("cohere2", tmp_path, words, **changes)
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    check_reworded("cohere2", tmp_path, {"layer_types": ...})
+
+
+def test_a_shift_turns_rows_of_layers_with_rope_alone(tmp_path: Path) -> None:
+    write("cohere2", tmp_path)
+    needs = Cohere2(HubWeights(tmp_path), Placement(torch.float32, torch.device("cpu"), 256)).needs
+    turned = [part.turned is not None for part in needs.parts if part.name == KEYS]
+    assert turned == [True, True, True, False]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.oracles.base import check_numbers
+from tests.oracles.older import check_reworded
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -27,6 +28,11 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 def test_numbers(name: str, tmp_path: Path) -> None:
     # Without the cap, logits of tied matrices are eight times as large.
     check_numbers("gemma2", tmp_path, atol=2e-4 if name == "no caps" else 1e-4, **VARIATIONS[name])
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    words = {"layer_types": ..., "rope_parameters": ..., "rope_theta": 10000.0}
+    check_reworded("gemma2", tmp_path, words)
 
 
 def test_refusals(tmp_path: Path) -> None:

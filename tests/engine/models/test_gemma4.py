@@ -11,9 +11,8 @@ import torch
 from engine.models.base import Placement
 from engine.models.gemma4 import Gemma4
 from engine.weights.hub_names import HubWeights
-from tests.engine.reading import read_all
-from tests.engine.weights.folders import change_config
-from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
+from tests.oracles.base import check_numbers, write
+from tests.oracles.older import check_full_pass, check_reworded
 from tests.oracles.refusals import check_refusals
 from tests.oracles.variants import nest
 
@@ -38,22 +37,26 @@ def test_numbers(name: str, tmp_path: Path) -> None:
     check_numbers("gemma4", tmp_path, atol=2e-4 if name == "no cap" else 1e-4, **VARIATIONS[name])
 
 
-def _check_read(folder: Path) -> None:
-    ids = tokens()
-    ours = torch.cat([logits for _, logits in read_all(open_engine(folder), ids, (len(ids),))])
-    torch.testing.assert_close(ours, reference("gemma4", ids), atol=1e-4, rtol=0)
-
-
 def test_text_model_of_a_larger_one(tmp_path: Path) -> None:
     write("gemma4", tmp_path)
     nest(tmp_path, "model.language_model", "gemma4")
-    _check_read(tmp_path)
+    check_full_pass("gemma4", tmp_path)
 
 
 def test_files_that_say_heads_for_all_full_layers(tmp_path: Path) -> None:
-    write("gemma4", tmp_path)
-    change_config(tmp_path, per_layer_config=..., global_head_dim=64)
-    _check_read(tmp_path)
+    check_reworded("gemma4", tmp_path, {"per_layer_config": ..., "global_head_dim": 64})
+
+
+def test_files_that_say_key_heads_for_all_full_layers(tmp_path: Path) -> None:
+    changes = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    words = {"per_layer_config": ..., "global_head_dim": 64, "num_global_key_value_heads": 1}
+    check_reworded("gemma4", tmp_path, words, **changes)
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    kinds = tuple("full_attention" if layer in (5, 6) else "sliding_attention" for layer in range(7))
+    changes = {"layer_types": kinds, "num_hidden_layers": 7, "num_kv_shared_layers": 1}
+    check_reworded("gemma4", tmp_path, {"layer_types": ...}, **changes)
 
 
 def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:

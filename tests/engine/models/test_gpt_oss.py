@@ -10,6 +10,8 @@ import torch
 
 from engine.models.gpt_oss import ClampedExperts
 from tests.oracles.base import check_numbers, open_engine, write
+from tests.oracles.gpt_oss import YARN
+from tests.oracles.older import check_reworded
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -30,6 +32,18 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 def test_numbers(name: str, tmp_path: Path) -> None:
     # Logits of tied matrices are eight times as large.
     check_numbers("gpt_oss", tmp_path, atol=2e-4 if "tied" in name else 1e-4, **VARIATIONS[name])
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    check_reworded("gpt_oss", tmp_path, {"layer_types": ...})
+
+
+def test_older_files_say_rope_scaling(tmp_path: Path) -> None:
+    rope = {**YARN, "type": YARN["rope_type"]}
+    base = rope.pop("rope_theta")
+    del rope["rope_type"]
+    words = {"rope_parameters": ..., "rope_scaling": rope, "rope_theta": base}
+    check_reworded("gpt_oss", tmp_path, words)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.models.llama4 import Temperature
-from tests.engine.reading import read_all
-from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
+from engine.cache.memory import KEYS
+from engine.models.base import Placement
+from engine.models.llama4 import Llama4, Temperature
+from engine.weights.hub_names import HubWeights
+from tests.oracles.base import check_numbers, write
+from tests.oracles.older import check_full_pass, check_reworded
 from tests.oracles.refusals import check_refusals
 from tests.oracles.variants import nest
 
@@ -37,9 +40,19 @@ def test_numbers(name: str, tmp_path: Path) -> None:
 def test_text_model_of_a_larger_one(tmp_path: Path) -> None:
     write("llama4", tmp_path)
     nest(tmp_path, "language_model.model", "llama4")
-    ids = tokens()
-    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), ids, (len(ids),))])
-    torch.testing.assert_close(ours, reference("llama4", ids), atol=1e-4, rtol=0)
+    check_full_pass("llama4", tmp_path)
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    words = {"layer_types": ..., "no_rope_layers": [], "moe_layers": ...}
+    check_reworded("llama4", tmp_path, words)
+
+
+def test_a_shift_turns_rows_of_layers_with_rope_alone(tmp_path: Path) -> None:
+    write("llama4", tmp_path)
+    needs = Llama4(HubWeights(tmp_path), Placement(torch.float32, torch.device("cpu"), 256)).needs
+    turned = [part.turned is not None for part in needs.parts if part.name == KEYS]
+    assert turned == [True, True, True, False]
 
 
 def test_refusals(tmp_path: Path) -> None:

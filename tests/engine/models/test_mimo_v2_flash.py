@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.engine.reading import read_all
+from engine.errors import WeightsRefused
 from tests.engine.weights.folders import change_config
-from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
+from tests.oracles.base import check_numbers, open_engine, write
+from tests.oracles.older import check_reworded
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -32,17 +32,26 @@ def test_numbers(name: str, tmp_path: Path) -> None:
 
 
 def test_older_files_count_the_window_without_the_query_and_have_no_scale(tmp_path: Path) -> None:
-    write("mimo_v2_flash", tmp_path)
-    change_config(tmp_path, sliding_window=..., sliding_window_size=11, routed_scaling_factor=None)
-    ids = tokens()
-    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), ids, (len(ids),))])
-    torch.testing.assert_close(ours, reference("mimo_v2_flash", ids), atol=1e-4, rtol=0)
+    words = {"sliding_window": ..., "sliding_window_size": 11, "routed_scaling_factor": None}
+    check_reworded("mimo_v2_flash", tmp_path, words)
+
+
+def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
+    kinds = tuple("full_attention" if layer in (0, 5) else "sliding_attention" for layer in range(7))
+    words = {"layer_types": ..., "mlp_layer_types": ...}
+    check_reworded("mimo_v2_flash", tmp_path, words, layer_types=kinds, num_hidden_layers=7)
+
+
+def test_older_files_have_bases_of_their_own(tmp_path: Path) -> None:
+    words = {"rope_parameters": ..., "rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334}
+    check_reworded("mimo_v2_flash", tmp_path, words)
 
 
 def test_refusals(tmp_path: Path) -> None:
     cases = {
         "quantization_config": {"quant_method": "fp8"},
         "v_head_dim": ...,
+        "layer_types": ["chunked_attention"] * 4,
         "attention_value_scale": ...,
         "swa_num_key_value_heads": 3,
         "n_group": 3,
@@ -54,3 +63,19 @@ def test_refusals(tmp_path: Path) -> None:
         "routed_scaling_factor": "1",
     }
     check_refusals("mimo_v2_flash", tmp_path, cases)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("hybrid_layer_pattern", {"layer_types": ..., "hybrid_layer_pattern": [0, 1, 1, 0]}),
+        ("moe_layer_freq", {"mlp_layer_types": ..., "moe_layer_freq": [0, 1, 1, 1]}),
+    ],
+)
+def test_patterns_in_words_that_are_not_read_are_refused(
+    field: str, words: dict[str, Any], tmp_path: Path
+) -> None:
+    write("mimo_v2_flash", tmp_path)
+    change_config(tmp_path, **words)
+    with pytest.raises(WeightsRefused, match=field):
+        open_engine(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.oracles.base import check_numbers
+from tests.oracles.older import check_reworded
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -20,6 +21,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_numbers(name: str, tmp_path: Path) -> None:
     check_numbers("phi", tmp_path, **VARIATIONS[name])
+
+
+def test_older_files_that_say_no_share_turn_half(tmp_path: Path) -> None:
+    check_reworded("phi", tmp_path, {"rope_parameters": ..., "rope_theta": 10000.0})
 
 
 def test_refusals(tmp_path: Path) -> None:

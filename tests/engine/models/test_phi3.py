@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.oracles.base import check_numbers
+from tests.oracles.older import check_reworded
+from tests.oracles.phi3 import make
 from tests.oracles.refusals import check_refusals
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -25,6 +27,18 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 def test_numbers(name: str, tmp_path: Path) -> None:
     # Logits of tied matrices are ten times as large.
     check_numbers("phi3", tmp_path, atol=2e-4 if name == "tied" else 1e-4, **VARIATIONS[name])
+
+
+@pytest.mark.parametrize("original", [32, 256])
+def test_older_files_have_the_first_context_and_the_share_outside(original: int, tmp_path: Path) -> None:
+    tables = {name: make()[1].rope_parameters[name] for name in ("short_factor", "long_factor")}
+    words = {
+        "rope_parameters": ...,
+        "rope_scaling": {"type": "su", **tables},
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+    }
+    check_reworded("phi3", tmp_path, words, original=original)
 
 
 def test_refusals(tmp_path: Path) -> None:
