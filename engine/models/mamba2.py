@@ -7,8 +7,10 @@ from engine.models.decoder import Decoder, Ends
 from engine.models.fields import Fields
 from engine.models.loading import Loader, check_bias, hub_head
 from engine.models.sizes import Sizes
-from engine.models.ssm2 import GatedNorm, Ssm2Sizes, load_ssm2
+from engine.models.ssm2 import GatedNorm, Ssm2Names, Ssm2Sizes, load_ssm2, read_ssm2_sizes
 from engine.models.ssm_block import MixingBlock, needs_of
+
+_NAMES = Ssm2Names("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
 
 
 class Mamba2(Decoder):
@@ -18,7 +20,8 @@ class Mamba2(Decoder):
         fields, load = Fields(weights), Loader(weights, placement)
         fields.only("hidden_act", "silu", "silu")
         fields.only("quantization_config", None)
-        inner, width = _read_sizes(fields)
+        width = fields.count("hidden_size")
+        inner = read_ssm2_sizes(fields, fields.count("expand", 2) * width, _NAMES)
         sizes = Sizes(
             num_layers=fields.count("num_hidden_layers", most=4096),
             width=width,
@@ -28,7 +31,7 @@ class Mamba2(Decoder):
             vocab_size=fields.count("vocab_size"),
             n_ctx_train=fields.count("max_position_embeddings", DEFAULT_CONTEXT),
         )
-        eps = fields.number("layer_norm_epsilon", 1e-5)
+        eps = fields.positive("layer_norm_epsilon", 1e-5)
         embedding = load.tensor("backbone.embeddings.weight", sizes.vocab_size, width)
         norm = load.norm("backbone.norm_f", width, eps)
         layers = range(sizes.num_layers)
@@ -42,24 +45,6 @@ class Mamba2(Decoder):
             ends=Ends(embedding, norm, hub_head(load, fields, sizes, embedding, tied=False)),
             blocks=[_block(load, fields, layer, width, inner, eps) for layer in layers],
         )
-
-
-def _read_sizes(fields: Fields) -> tuple[Ssm2Sizes, int]:
-    """The mixer's sizes, and the width. Raises WeightsRefused where they do not fit together."""
-    width = fields.count("hidden_size")
-    sizes = Ssm2Sizes(
-        num_heads=fields.count("num_heads"),
-        head_size=fields.count("head_dim"),
-        num_groups=fields.count("n_groups"),
-        d_state=fields.count("state_size"),
-        kernel=fields.count("conv_kernel", 4, least=2),
-        limits=fields.limits("time_step_limit"),
-    )
-    if sizes.inner != fields.count("expand", 2) * width:
-        raise fields.refused("num_heads", sizes.num_heads)
-    if sizes.num_heads % sizes.num_groups:
-        raise fields.refused("n_groups", sizes.num_groups)
-    return sizes, width
 
 
 def _block(load: Loader, fields: Fields, layer: int, width: int, sizes: Ssm2Sizes, eps: float) -> MixingBlock:

@@ -22,9 +22,10 @@ from engine.models.mla_ffn import load_biased_sigmoid
 from engine.models.moe import by_expert
 from engine.models.routing import Law
 from engine.models.sizes import Sizes
-from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Sizes, load_ssm2
+from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Names, Ssm2Sizes, load_ssm2, read_ssm2_sizes
 from engine.models.ssm_block import Attends, FeedingBlock, MixingBlock, needs_of
 
+_NAMES = Ssm2Names("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 #: A layer's kind by its letter in hybrid_override_pattern, and by its words in layers_block_type.
 _LETTERS = "M*-E"
 _WORDS = {
@@ -157,17 +158,8 @@ def _sizes(fields: Fields, num_layers: int) -> Sizes:
 
 
 def _inner_sizes(fields: Fields) -> Ssm2Sizes:
-    sizes = Ssm2Sizes(
-        num_heads=fields.count("mamba_num_heads"),
-        head_size=fields.count("mamba_head_dim"),
-        num_groups=fields.count("n_groups"),
-        d_state=fields.count("ssm_state_size"),
-        kernel=fields.count("conv_kernel", 4, least=2),
-        limits=fields.limits("time_step_limit"),
-    )
-    if sizes.num_heads % sizes.num_groups:
-        raise fields.refused("n_groups", sizes.num_groups)
-    return sizes
+    inner = fields.count(_NAMES.num_heads) * fields.count(_NAMES.head_size)
+    return read_ssm2_sizes(fields, inner, _NAMES)
 
 
 def _mixer(load: Loader, fields: Fields, sizes: Sizes, inner: Ssm2Sizes, layer: int, eps: float) -> Ssm2Mixer:

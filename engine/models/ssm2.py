@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from engine.cache.memory import PartNeed, PointSpec, View
-from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.conv import ShortConv, load_conv
 from engine.models.decoder import Pass
@@ -58,24 +57,38 @@ class Ssm2Sizes:
         )
 
 
-def read_ssm2_sizes(fields: Fields, inner: int) -> Ssm2Sizes:
-    """Under the names that most hybrids give them; `inner` is how many values all heads should have. Raises
-    WeightsRefused where they do not fit together."""
-    num_heads = fields.count("mamba_n_heads")
+@dataclass(frozen=True, slots=True)
+class Ssm2Names:
+    """What a family's configuration calls the sizes."""
+
+    num_heads: str
+    head_size: str
+    num_groups: str
+    d_state: str
+    kernel: str
+
+
+#: As most hybrids have them.
+HYBRID = Ssm2Names("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+
+
+def read_ssm2_sizes(fields: Fields, inner: int, names: Ssm2Names = HYBRID) -> Ssm2Sizes:
+    """`inner` is how many values all heads have together. Raises WeightsRefused where sizes do not fit."""
+    num_heads = fields.count(names.num_heads)
     if inner % num_heads:
-        raise fields.refused("mamba_n_heads", num_heads)
+        raise fields.refused(names.num_heads, num_heads)
     sizes = Ssm2Sizes(
         num_heads=num_heads,
-        head_size=fields.count_or_auto("mamba_d_head", inner // num_heads),
-        num_groups=fields.count("mamba_n_groups", 1),
-        d_state=fields.count("mamba_d_state"),
-        kernel=fields.count("mamba_d_conv", 4, least=2),
+        head_size=fields.count_or_auto(names.head_size, inner // num_heads),
+        num_groups=fields.count(names.num_groups),
+        d_state=fields.count(names.d_state),
+        kernel=fields.count(names.kernel, 4, least=2),
         limits=fields.limits("time_step_limit"),
     )
     if sizes.inner != inner:
-        raise fields.refused("mamba_d_head", sizes.head_size)
-    if sizes.num_heads % sizes.num_groups:
-        raise fields.refused("mamba_n_groups", sizes.num_groups)
+        raise fields.refused(names.head_size, sizes.head_size)
+    if num_heads % sizes.num_groups:
+        raise fields.refused(names.num_groups, sizes.num_groups)
     return sizes
 
 
@@ -164,19 +177,16 @@ def load_ssm2(
     gate: Gate,
     scales: torch.Tensor | None = None,
 ) -> Ssm2Mixer:
-    """Raises WeightsRefused where a tensor is missing or misshapen, or heads do not divide into groups."""
-    if sizes.num_heads % sizes.num_groups:
-        raise WeightsRefused(
-            f"{sizes.num_heads} heads of a Mamba-2 layer cannot share {sizes.num_groups} groups"
-        )
+    """`scales` may be anywhere. Raises WeightsRefused where a tensor is missing or misshapen."""
     projected = sizes.inner + sizes.channels + sizes.num_heads
+    dt_bias = load.exact(f"{prefix}.dt_bias", sizes.num_heads)
     return Ssm2Mixer(
         layer=layer,
         sizes=sizes,
         into=load.linear((f"{prefix}.in_proj",), (projected,), width),
-        scales=scales,
+        scales=None if scales is None else scales.to(dt_bias.device),
         conv=load_conv(load, f"{prefix}.conv1d", sizes.channels, sizes.kernel),
-        dt_bias=load.exact(f"{prefix}.dt_bias", sizes.num_heads),
+        dt_bias=dt_bias,
         rate=-load.exact(f"{prefix}.A_log", sizes.num_heads).exp(),
         skip=load.exact(f"{prefix}.D", sizes.num_heads),
         gate=gate,
@@ -188,7 +198,7 @@ def load_gated_ssm2(
     load: Loader, fields: Fields, prefix: str, layer: int, width: int, sizes: Ssm2Sizes, eps: float
 ) -> Ssm2Mixer:
     """As most hybrids have it: the gate before the norm, which every group has for itself, and the flags of
-    biases under the names that `read_ssm2_sizes` reads."""
+    biases under the names that go with HYBRID."""
     check_bias(load, fields, f"{prefix}.in_proj", False, "mamba_proj_bias")
     check_bias(load, fields, f"{prefix}.conv1d", True, "mamba_conv_bias")
     gate = GatedNorm(load.exact(f"{prefix}.norm.weight", sizes.inner), eps, sizes.num_groups)

@@ -21,10 +21,11 @@ from engine.models.hub_rope import read_rope
 from engine.models.layers import RmsNorm
 from engine.models.loading import Loader, check_bias, hub_head
 from engine.models.sizes import FULL, Sizes
-from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Sizes, load_ssm2
+from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Names, Ssm2Sizes, load_ssm2, read_ssm2_sizes
 from engine.models.ssm_block import needs_of
 from engine.models.zamba2_block import SharedBlock, load_shared_blocks
 
+_NAMES = Ssm2Names("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
 _GATE_EPS = 1e-5  # of the mixer's norm, which no field says
 
 
@@ -51,7 +52,7 @@ class Zamba2(Decoder):
         # Where it is false the reference shares no blocks either, and no model is published so.
         fields.only("tie_word_embeddings", True, True)
         sizes = _sizes(fields)
-        inner = _inner_sizes(fields, sizes.width)
+        inner = read_ssm2_sizes(fields, fields.count("mamba_expand", 2) * sizes.width, _NAMES)
         kinds = fields.words("layers_block_type", sizes.num_layers, ("linear_attention", "mamba", "hybrid"))
         rotary = None
         if fields.flag("use_mem_rope", False):
@@ -112,25 +113,6 @@ def _sizes(fields: Fields) -> Sizes:
         vocab_size=fields.count("vocab_size"),
         n_ctx_train=fields.count("max_position_embeddings"),
     )
-
-
-def _inner_sizes(fields: Fields, width: int) -> Ssm2Sizes:
-    inner, num_heads = fields.count("mamba_expand", 2) * width, fields.count("n_mamba_heads")
-    if inner % num_heads:
-        raise fields.refused("n_mamba_heads", num_heads)
-    sizes = Ssm2Sizes(
-        num_heads=num_heads,
-        head_size=fields.count("mamba_headdim", inner // num_heads),
-        num_groups=fields.count("mamba_ngroups", 1),
-        d_state=fields.count("mamba_d_state"),
-        kernel=fields.count("mamba_d_conv", 4, least=2),
-        limits=fields.limits("time_step_limit"),
-    )
-    if sizes.inner != inner:
-        raise fields.refused("mamba_headdim", sizes.head_size)
-    if sizes.num_heads % sizes.num_groups:
-        raise fields.refused("mamba_ngroups", sizes.num_groups)
-    return sizes
 
 
 def _layer(

@@ -27,8 +27,8 @@ def ssd(
     # Sums in float64: after a token of strong decay, differences of small ones would be lost.
     since_start = decay.double().cumsum(1).movedim(1, -1)
     between = _between(since_start).view(*heads, num_tokens, num_tokens)
-    kept = since_start.exp().float().view(*heads, num_tokens, 1)
-    left = (since_start[..., -1:] - since_start).exp().float().view(*heads, num_tokens, 1)
+    kept = since_start.float().exp().view(*heads, num_tokens, 1)
+    left = (since_start[..., -1:] - since_start).float().exp().view(*heads, num_tokens, 1)
     queries, keys = c.movedim(1, 2)[:, :, None], b.movedim(1, 2)[:, :, None]
     values = x.movedim(1, 2).reshape(*heads, num_tokens, size)
     before = state.view(*heads, size, d_state)
@@ -41,4 +41,4 @@ def _between(since_start: torch.Tensor) -> torch.Tensor:
     """Decay from each token (last axis) to each one not before it (last but one); 0 for the others."""
     gaps = since_start[..., :, None] - since_start[..., None, :]
     causal = torch.ones(gaps.shape[-2:], dtype=torch.bool, device=gaps.device).tril()
-    return gaps.masked_fill(~causal, -torch.inf).exp().float()
+    return gaps.float().masked_fill(~causal, -torch.inf).exp()

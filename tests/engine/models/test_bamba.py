@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.oracles.base import build, check_numbers, reference, tokens
+from tests.engine.reading import read_all
+from tests.engine.weights.folders import change_config
+from tests.oracles.base import LENGTH, build, check_numbers, open_engine, reference, tokens, write
 from tests.oracles.refusals import check_refusals
 
 
@@ -66,3 +68,10 @@ def test_bad_configurations_are_refused_by_their_field(tmp_path: Path) -> None:
         "rms_norm_eps": 0,
     }
     check_refusals("bamba", tmp_path, cases)
+
+
+def test_older_files_do_not_say_what_share_of_a_head_turns(tmp_path: Path) -> None:
+    write("bamba", tmp_path)
+    change_config(tmp_path, rope_parameters=..., rope_theta=10_000.0, rope_scaling=None)
+    ((_, ours),) = read_all(open_engine(tmp_path), tokens(), (LENGTH,))
+    assert (ours - reference("bamba", tokens())).abs().max() < 1e-4
