@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.cache.cells import CellTable
+from engine.cache.dsv4 import HEAVY_KEYS, INDEX_KEYS, SPARSE_KEYS
 from engine.cache.iswa import window_table
 from engine.cache.memory import KEYS, VALUES, MemorySpec, PartNeed, PointSpec, RowsSpec
 from engine.cache.parts_memory import PartsMemory
@@ -35,7 +36,9 @@ KINDS: Mapping[str, Kind] = {
     "iswa": Kind(frozenset({KEYS}), frozenset({VALUES}), windows=True),
     "dsa": Kind(frozenset({KEYS, INDEX})),
     "dsa_iswa": Kind(frozenset({KEYS, INDEX}), windows=True),
-    "dsv4": Kind(frozenset({KEYS}), frozenset({"csa.k", "hca.k", "lid.k"}), windows=True, point_state=True),
+    "dsv4": Kind(
+        frozenset({KEYS}), frozenset({SPARSE_KEYS, HEAVY_KEYS, INDEX_KEYS}), windows=True, point_state=True
+    ),
     "msa": Kind(frozenset({KEYS, VALUES, INDEX})),
     "recurrent": Kind(frozenset(), point_state=True),
     "hybrid": Kind(frozenset({KEYS}), frozenset({VALUES}), point_state=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.cache.attention import Scoring, narrowed
 from engine.cache.msa import QUERIES, BlockLaw, choose_blocks, choose_tokens
 
 
@@ -55,6 +56,19 @@ def test_queries_scored_in_pieces_choose_the_same() -> None:
         seen = slice(0, query + 1)
         one = choose_tokens(q[query : query + 1], at[query : query + 1], keys[seen], at[seen], law)
         assert torch.equal(one[:, 0], whole[:, query, seen])
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])], ids=["", "sinks"])
+def test_one_query_reads_what_it_would_among_others(sinks: torch.Tensor | None) -> None:
+    """Alone it gathers the rows that each key-value head has picked; among others it is masked."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(shape, generator=generator) for shape in ((2, 6, 8), (11, 3, 8), (11, 3, 8)))
+    picked = torch.rand((3, 2, 11), generator=generator) > 0.5
+    both = narrowed(q, k, v, None, picked, Scoring(0.3, sinks=sinks))
+    for query in range(2):
+        at = slice(query, query + 1)
+        alone = narrowed(q[at], k, v, None, picked[:, at], Scoring(0.3, sinks=sinks))
+        assert torch.allclose(alone, both[at], atol=1e-6)
 
 
 def test_a_querys_own_block_is_chosen_whatever_its_score() -> None:
