@@ -81,11 +81,16 @@ class HfFolder:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """The config.json of a folder. Raises ModelNotFound where there is none, WeightsRefused for damage."""
     try:
-        return read_json(folder / "config.json")
+        tree = read_json(folder / "config.json")
     except FileNotFoundError:
         raise ModelNotFound(
             f"no model in {folder}: it has no config.json (a GGUF file is named itself)"
         ) from None
+    inner = tree.get("text_config")
+    for part in (tree, inner) if isinstance(inner, Mapping) else (tree,):
+        if not isinstance(part.get("model_type", ""), str):
+            raise WeightsRefused(f"{folder.name}: model_type of config.json is no word")
+    return tree
 
 
 def _token_text(value: object) -> str | None:
