@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.errors import WeightsRefused
 from engine.linear import Linear
@@ -100,6 +101,16 @@ def test_a_latent_of_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "kv_lora_rank": 32}))
     with pytest.raises(WeightsRefused, match="kv_"):
+        open_engine(tmp_path)
+
+
+def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path) -> None:
+    write("deepseek_v3", tmp_path, attention_bias=True)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.self_attn.o_proj.bias"]
+    save_file(tensors, path)
+    with pytest.raises(WeightsRefused, match="layers.1.self_attn.o_proj"):
         open_engine(tmp_path)
 
 
