@@ -101,11 +101,11 @@ class Fields:
         return str(value)
 
     def words(self, name: str, length: int | None, allowed: Sequence[str]) -> tuple[str, ...]:
-        """`length` words, or any number of them, each one of `allowed`."""
+        """`length` words, or any number of them but none, each one of `allowed`."""
         value = self._get(name, None)
         if not isinstance(value, list) or not set(map(str, value)) <= set(allowed):
             raise self.refused(name, value)
-        if len(value) != (min(len(value), _MAX_LIST) if length is None else length):
+        if not (0 < len(value) <= _MAX_LIST if length is None else len(value) == length):
             raise self.refused(name, value)
         self._read[self._path + name] = " ".join(value)
         return tuple(value)
