@@ -88,7 +88,7 @@ class OlmoHybrid(Decoder):
         sizes, deltas = read_sizes(fields), read_delta_sizes(fields)
         check_silu(fields)
         kinds = read_kinds(fields, sizes.num_layers)
-        has_positions = rope_section(fields, None).has("rope_theta")
+        has_positions = rope_section(fields, None).has("rope_theta") or fields.has("rope_theta")
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx) if has_positions else None
         eps = fields.number("rms_norm_eps", 1e-6)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)

@@ -109,6 +109,7 @@ class DeltaDecoder(Decoder):
         fields, load = Fields(weights), Loader(weights, placement)
         sizes, deltas = read_sizes(fields), read_delta_sizes(fields)
         check_silu(fields)
+        fields.only("attn_output_gate", True, True)
         kinds = read_kinds(fields, sizes.num_layers)
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_share=0.25)
         eps, prefix, width = fields.number("rms_norm_eps", 1e-6), hub_prefix(load), sizes.width

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.rope import Rotary
-from tests.oracles.base import check_numbers, open_engine, write
+from tests.engine.reading import read_all
+from tests.engine.weights.folders import change_config
+from tests.oracles.base import LENGTH, check_numbers, open_engine, reference, tokens, write
 from tests.oracles.refusals import check_refusals
 
 
@@ -32,6 +35,14 @@ def test_keys_turn_where_the_file_has_positions(positions: bool, tmp_path: Path)
     write("olmo_hybrid", tmp_path, positions=positions)
     turned = [part.turned for part in open_engine(tmp_path)._model.needs.parts if part.name == "kv.k"]
     assert [isinstance(one.rotary, Rotary) if one else False for one in turned] == [positions]
+
+
+def test_the_older_word_for_positions_is_read(tmp_path: Path) -> None:
+    write("olmo_hybrid", tmp_path, positions=True)
+    change_config(tmp_path, rope_parameters=None, rope_theta=10000.0)
+    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), tokens(), [LENGTH])])
+    theirs = reference("olmo_hybrid", tokens(), positions=True)
+    assert float((ours - theirs).abs().max()) < 1e-4
 
 
 def test_refusals(tmp_path: Path) -> None:

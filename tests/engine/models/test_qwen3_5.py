@@ -41,6 +41,7 @@ def test_refusals(tmp_path: Path) -> None:
         "linear_num_value_heads": 3,
         "linear_conv_kernel_dim": 1,
         "hidden_act": "relu",
+        "attn_output_gate": False,
         "layer_types": ["full_attention"] * 4,
         "rope_parameters.rope_theta": -1.0,
     }
