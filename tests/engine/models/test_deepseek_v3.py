@@ -110,7 +110,7 @@ def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path) -> None:
     tensors = load_file(path)
     del tensors["model.layers.1.self_attn.o_proj.bias"]
     save_file(tensors, path)
-    with pytest.raises(WeightsRefused, match="layers.1.self_attn.o_proj"):
+    with pytest.raises(WeightsRefused, match=r"layers\.1\.self_attn\.o_proj"):
         open_engine(tmp_path)
 
 
