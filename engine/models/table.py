@@ -10,8 +10,8 @@ from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, 
 from engine.models.cohere2 import Cohere2
 from engine.models.deepseek_v2 import DeepSeekV2
 from engine.models.deepseek_v3 import DeepSeekV3
-from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.deepseek_v4 import DeepSeekV4
+from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.dots3_note import Dots3Note
 from engine.models.falcon_h1 import FalconH1
 from engine.models.falcon_mamba import FalconMamba
@@ -29,8 +29,8 @@ from engine.models.kimi_linear import KimiLinear
 from engine.models.lfm2 import Lfm2
 from engine.models.llama import Llama
 from engine.models.llama4 import Llama4
-from engine.models.mamba import Mamba
 from engine.models.longcat_flash import LongcatFlash
+from engine.models.mamba import Mamba
 from engine.models.mamba2 import Mamba2
 from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
