@@ -14,8 +14,9 @@ import torch
 
 from engine.cache.dsa import best, lightning_scores
 from engine.cache.memory import BlocksSpec, Chosen, PartNeed, PointSpec, View
+from engine.cache.table import POOLED
 
-POOLED, OPEN = "pool.k", "pool.open"
+OPEN = "pool.open"  # rows of the block that is not closed
 
 #: (rows [blocks, block, width], the position of each block's first token) -> keys [blocks, size]
 Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -37,7 +38,8 @@ class PooledIndex:
 
     @property
     def parts(self) -> tuple[PartNeed, ...]:
-        """The rows before the next token come back as they were: oldest first, and of closed blocks too."""
+        """Keys, and the last rows before the next token as they came, oldest first. How many of those the open
+        block needs depends on the position; the others are of closed ones."""
         return (
             BlocksSpec(POOLED, self.layer, self.size, self.block),
             PointSpec(OPEN, self.layer, (self.block - 1, self.width)),

@@ -144,8 +144,8 @@ def _read_ple(
         return None
     if any(kinds[layer] != LINEAR for layer in layers):
         raise fields.refused("ple_layer_ids", " ".join(map(str, given)))
-    longest = fields.count("ngram_size", 3, least=2, most=64)
-    heads = fields.count("heads_per_ngram", 8, most=256)
+    longest = fields.count("ngram_size", 3, least=2, most=16)
+    heads = fields.count("heads_per_ngram", 8, most=64)
     embedding = fields.count("ple_embed_dim", sizes.width)
     if embedding % ((longest - 1) * heads):
         raise fields.refused("ple_embed_dim", embedding)
