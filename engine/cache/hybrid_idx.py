@@ -38,8 +38,8 @@ class PooledIndex:
 
     @property
     def parts(self) -> tuple[PartNeed, ...]:
-        """Keys, and the last rows before the next token as they came, oldest first. How many of those the open
-        block needs depends on the position; the others are of closed ones."""
+        """Keys, and the last rows before the next token as they came, oldest first. Their position says how
+        many are the open block's; the others are not read."""
         return (
             BlocksSpec(POOLED, self.layer, self.size, self.block),
             PointSpec(OPEN, self.layer, (self.block - 1, self.width)),
