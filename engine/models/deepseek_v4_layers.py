@@ -43,6 +43,8 @@ class Compressor:
         for segment, of_segment in zip(view.segments, known, strict=True):
             first, ratio = int(view.positions[segment.start]), len(self.bias)
             numbers = closing(first, segment.stop - segment.start, ratio)
+            if not numbers:
+                continue
             rows = self.norm(self.pool(of_segment, first, self.bias))
             at = torch.arange(numbers.start, numbers.stop) * ratio
             turned = turn(rows[:, None], self.rotary.angles(at, rows.device))

@@ -87,8 +87,8 @@ def sinkhorn(scores: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     added to every weight after the softmax and to every sum: where it stands decides the last digits.
     """
     mix = scores.softmax(-1) + eps
-    mix = mix / (mix.sum(-2, keepdim=True) + eps)
+    mix.div_(mix.sum(-2, keepdim=True).add_(eps))
     for _ in range(iterations - 1):
-        mix = mix / (mix.sum(-1, keepdim=True) + eps)
-        mix = mix / (mix.sum(-2, keepdim=True) + eps)
+        mix.div_(mix.sum(-1, keepdim=True).add_(eps))
+        mix.div_(mix.sum(-2, keepdim=True).add_(eps))
     return mix
