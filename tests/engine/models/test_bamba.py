@@ -14,6 +14,9 @@ from tests.engine.weights.folders import change_config
 from tests.oracles.base import LENGTH, build, check_numbers, open_engine, reference, tokens, write
 from tests.oracles.refusals import check_refusals
 
+#: where the embedding is the output matrix too, logits have a deviation of 8
+TIED = 5e-4
+
 
 def test_numbers(tmp_path: Path) -> None:
     check_numbers("bamba", tmp_path)
@@ -37,7 +40,7 @@ def test_numbers(tmp_path: Path) -> None:
     ids=str,
 )
 def test_numbers_of_variations(tmp_path: Path, changes: dict[str, Any]) -> None:
-    check_numbers("bamba", tmp_path, **changes)
+    check_numbers("bamba", tmp_path, atol=TIED if "tie_word_embeddings" in changes else 1e-4, **changes)
 
 
 def test_the_reference_forgets_where_it_is_unless_it_is_told() -> None:

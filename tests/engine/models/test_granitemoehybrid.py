@@ -12,6 +12,9 @@ from tests.engine.weights.folders import change_config
 from tests.oracles.base import check_numbers, open_engine, reference, tokens, write
 from tests.oracles.refusals import check_refusals
 
+#: where the embedding is the output matrix too, logits have a deviation of 8
+TIED = 5e-4
+
 
 def test_numbers(tmp_path: Path) -> None:
     check_numbers("granitemoehybrid", tmp_path)
@@ -29,7 +32,9 @@ def test_numbers(tmp_path: Path) -> None:
     ids=str,
 )
 def test_numbers_of_variations(tmp_path: Path, changes: dict[str, Any]) -> None:
-    check_numbers("granitemoehybrid", tmp_path, **changes)
+    check_numbers(
+        "granitemoehybrid", tmp_path, atol=TIED if "tie_word_embeddings" in changes else 1e-4, **changes
+    )
 
 
 def test_older_files_name_layers_in_other_words(tmp_path: Path) -> None:

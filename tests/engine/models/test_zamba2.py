@@ -1,5 +1,5 @@
 """Zamba2 against transformers. Logits have a deviation of 8, since the embedding is the output matrix too;
-those of the reference are up to 3e-4 from its own in float64, and ours agree with them to 5e-4."""
+those of the reference are up to 3e-4 from its own in float64, and ours agree with them to 8e-4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.oracles.base import LENGTH, build, check_numbers, open_engine, refere
 from tests.oracles.refusals import check_refusals
 from tests.oracles.stepwise import in_parts
 
-ATOL = 5e-4
+ATOL = 8e-4
 #: five places, of which each block has two or three
 MANY = ("hybrid", "hybrid", "mamba", "hybrid", "hybrid", "hybrid")
 
