@@ -137,13 +137,16 @@ def resolve(config: EngineConfig, n_ctx_train: int, probe: Probe) -> ResolvedCon
     if config.n_keep >= n_ctx:
         raise ConfigError(f"n_keep = {config.n_keep}: it must be less than n_ctx = {n_ctx}")
     num_cells = n_ctx if config.num_cells is None else config.num_cells
+    max_ubatch = min(config.max_ubatch, config.max_batch)
+    if config.keep_tail > max_ubatch:
+        raise ConfigError(f"keep_tail = {config.keep_tail}: a pass has {max_ubatch} tokens at most")
     device = _device(config, probe)
     return ResolvedConfig(
         n_ctx=n_ctx,
         num_seqs=config.num_seqs,
         num_cells=num_cells,
         max_batch=config.max_batch,
-        max_ubatch=min(config.max_ubatch, config.max_batch),
+        max_ubatch=max_ubatch,
         type_k=config.type_k,
         type_v=config.type_v,
         dtype=_dtype(config.dtype, device, probe),

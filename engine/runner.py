@@ -206,9 +206,10 @@ class Engine:
         lengths = {seq: (self.length(seq), tokens) for seq, tokens in work.items() if tokens}
         for seq, logits in (self._compute(lengths) if lengths else {}).items():
             record = self._slots[seq]
+            due = self._has_points and self._until_checkpoint(seq) <= len(work[seq])
             record.append(work[seq])
             record.follow(logits)
-            if self._until_checkpoint(seq) <= 0:
+            if due:
                 self._memory.mark(seq)
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
@@ -364,8 +365,9 @@ class Engine:
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
         """How far `canary` is from what this engine computes. See `engine.canary`."""
-        reach = self.config.checkpoint_every if self._has_points else 0
-        return canary_drift(self._model, self._memory, self._slots, seq, canary, reach, self.config.max_batch)
+        most = self.config.max_batch
+        reach = self.config.checkpoint_every + most if self._has_points else 0
+        return canary_drift(self._model, self._memory, self._slots, seq, canary, reach, most)
 
     # --- parts of the verbs -------------------------------------------------------------------
 
@@ -373,16 +375,15 @@ class Engine:
         return compute(self._model, self._memory, self._slots, work)
 
     def _until_checkpoint(self, seq: SeqId) -> int:
-        """Tokens that may follow before a checkpoint is due; never any where the model needs none."""
-        if not self._has_points:
-            return self.config.n_ctx
-        length = self.length(seq)
-        last = self._memory.last_resumable(seq, length - 1) if length else 0
-        return self.config.checkpoint_every - (length - last)
+        """Tokens up to the next place for a checkpoint. Places are multiples, the same for all sequences,
+        whatever is kept: where checkpoints have to go for others, none is taken again at once."""
+        every = self.config.checkpoint_every
+        return every - self.length(seq) % every
 
     def _stride(self, seq: SeqId) -> int:
         """How many tokens of a prompt go in at once: a batch, but none that skips a checkpoint."""
-        return max(1, min(self.config.max_batch, self._until_checkpoint(seq)))
+        most = self.config.max_batch
+        return min(most, self._until_checkpoint(seq)) if self._has_points else most
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raises BatchRefused for an id that the model has no embedding of."""

@@ -257,14 +257,14 @@ def least_missed(positions: Sequence[int]) -> int:
     """Which of some checkpoints, at rising `positions`, costs least to lose: its index.
 
     Who goes back to a place behind a checkpoint that is gone reads again from the one before it. That is
-    the distance between the two, for as many places as there are up to the next. The last one, from which
-    conversations go on, goes last.
+    the distance between the two, for as many places as there are up to the next. The last two go last: from
+    the last one conversations go on, and to the one before goes who says its last message otherwise.
     """
-    if len(positions) == 1:
+    if len(positions) <= 2:
         return 0
-    before = (0, *positions[:-2])
+    before = (0, *positions[:-3])
     costs = [
         (at - last) * (following - at)
-        for last, at, following in zip(before, positions[:-1], positions[1:], strict=True)
+        for last, at, following in zip(before, positions[:-2], positions[1:-1], strict=True)
     ]
     return costs.index(min(costs))

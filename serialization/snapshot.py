@@ -89,13 +89,16 @@ def write_state(
     new = in_order(writer.chunk, range(start, state.length, CHUNK_TOKENS), workers)
     known = _kept_checkpoints(previous, state, untouched)
     positions = {checkpoint.position for checkpoint in known}
-    points = in_order(writer.checkpoint, [p for p in state.points if p.position not in positions], workers)
+    fresh = [point for point in state.points if point.position not in positions]
+    each_nbytes = point_nbytes(parts_of(state.layout, PartKind.POINT))
+    named = thinned(sorted([*positions, *(point.position for point in fresh)]), each_nbytes, point_budget)
+    points = in_order(writer.checkpoint, [point for point in fresh if point.position in named], workers)
     edge, logits = writer.edge(state.edge)
     put = [blob.ref for chunk in new for blob in chunk.blobs]
     put += [point.ref for point in points if point.ref is not None] + logits
     return WrittenState(
         chunks=(*kept, *new),
-        checkpoints=thinned(_merged(known, points), point_budget),
+        checkpoints=tuple(each for each in _merged(known, points) if each.position in named),
         edge=edge,
         num_blobs=len(put),
         nbytes=sum(ref.nbytes for ref in put),
@@ -171,12 +174,12 @@ def _kept_checkpoints(
     )
 
 
-def thinned(checkpoints: Sequence[Checkpoint], budget: int) -> tuple[Checkpoint, ...]:
-    """As many of the checkpoints, rising in position, as have at most `budget` bytes of point state before
+def thinned(positions: Sequence[int], each_nbytes: int, budget: int) -> tuple[int, ...]:
+    """As many of the checkpoints at `positions`, rising, as have at most `budget` bytes of point state before
     encoding; those go that are least missed, and the last one never."""
-    kept = list(checkpoints)
-    while len(kept) > 1 and sum(point.ref.raw_nbytes for point in kept if point.ref is not None) > budget:
-        del kept[least_missed([point.position for point in kept])]
+    kept = list(positions)
+    while len(kept) > 1 and len(kept) * each_nbytes > budget:
+        del kept[least_missed(kept)]
     return tuple(kept)
 
 

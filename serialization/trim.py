@@ -1,4 +1,4 @@
-"""Windows saved small: which window rows of a state are worth writing."""
+"""Windows saved small: which window rows of a state are worth writing, and which checkpoints with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 from engine.state import PartKind, Rows, SequenceState
 from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest
-from serialization.resume import needed_window
+from serialization.resume import max_window, needed_window
 
 
 def trimmed(state: SequenceState, previous: Manifest | None, untouched: int) -> SequenceState:
     """The state with the window rows alone that going on at its end needs, and those that `previous` has
-    stored in chunks that are written anew, so that what could be resumed still can.
+    stored in chunks that are written anew, so that what could be resumed still can; and without the
+    checkpoints that cannot be resumed for want of other window rows.
 
     Memory holds more of them than that. Rows of the first `untouched` tokens are those that `previous`
     stored.
@@ -22,10 +23,18 @@ def trimmed(state: SequenceState, previous: Manifest | None, untouched: int) -> 
         blob = chunk.blob(PartKind.WINDOW)
         if blob is not None and blob.start < min(untouched, state.length):
             wanted.append(range(blob.start, min(chunk.start + CHUNK_TOKENS, state.length)))
+    joined = _joined(wanted)
     rows: list[Rows] = []
     for run in state.rows:
-        rows += [run] if run.kind is not PartKind.WINDOW else _cut(run, _joined(wanted))
-    return replace(state, rows=tuple(rows))
+        rows += [run] if run.kind is not PartKind.WINDOW else _cut(run, joined)
+    window = max_window(state.layout)
+    points = (point for point in state.points if _has(joined, point.position - window, point.position))
+    return replace(state, rows=tuple(rows), points=tuple(points))
+
+
+def _has(ranges: list[range], start: int, stop: int) -> bool:
+    """Whether one of `ranges` has all tokens [start, stop) that there are."""
+    return start >= stop or any(one.start <= max(start, 0) and stop <= one.stop for one in ranges)
 
 
 def _joined(ranges: list[range]) -> list[range]:

@@ -320,12 +320,12 @@ class Conversation:
         """Cut the ids to the first `length`: in memory, or from the store, and what neither can go back to
         exactly is read again from the nearest checkpoint. The last one is pending. Returns how many tokens
         were read again."""
-        ids = self.ids[:length]
+        ids, recomputed = self.ids[:length], 0
         sampler = self._engine.sampler(self._seq)
-        recomputed = 0
         if ids:
             fed = ids[:-1]
             recomputed = self._read_again(fed[self._nearest(fed, sampler) :])
+            self._engine.mark(self._seq)  # who says it otherwise once may do so again
             self._engine.set_pending(self._seq, ids[-1])
         else:
             self._start_over(sampler)
@@ -345,6 +345,7 @@ class Conversation:
             self._seq, there = self._manager.seed(self._session, fed, sampler)
         except BaseException:
             self._seq, self._told = self._engine.create(sampler), 0
+            self._session.cut(0)
             self._clip()
             raise
         return there

@@ -141,13 +141,14 @@ def _from_rows(
     # A canary is computed from the checkpoint before the last.
     state = read_state(store, manifest, length, num_points=1 if same_build else 2)
     seq = engine.restore(state)
-    if length < len(manifest.tokens):
-        return seq, Reason.NO_CHECKPOINT, length, f"its memory can go on from {length:,} tokens"
     if same_build:
-        return seq, Reason.EXACT, length, ""
+        if length == len(manifest.tokens):
+            return seq, Reason.EXACT, length, ""
+        return seq, Reason.NO_CHECKPOINT, length, f"its memory can go on from {length:,} tokens"
     try:
-        detail = _canary(engine, seq, state, policy)
+        detail = _canary(engine, seq, state, policy)  # which a piece of a state has not
     except BaseException:
+        engine.rewind(seq, 0)  # closed with its rows it would be a prefix that the ids are read by
         engine.close(seq)
         raise
     return seq, Reason.COMPATIBLE, length, detail

@@ -220,7 +220,7 @@ class PartsMemory:
     def mark(self, seq: SeqId) -> None:
         self._idle()
         length = self._length(seq)
-        if self._parts.points and length:
+        if self._parts.points and length and self._checkpoints.at(seq, length) is None:
             self._checkpoints.add(seq, length, self._freeze(seq))
 
     def _freeze(self, seq: SeqId) -> Frozen:
@@ -348,5 +348,4 @@ class PartsMemory:
             self._set_points(seq, None)
             raise
         for position, kept in frozen.items():
-            if position < length:
-                self._checkpoints.add(seq, position, kept)
+            self._checkpoints.add(seq, position, kept)

@@ -23,15 +23,21 @@ class Undo:
 
     metadata: list[tuple[CellTable, Saved]] = field(default_factory=list)
     rows: list[tuple[RowBuffer, Slot, torch.Tensor]] = field(default_factory=list)
-    points: list[tuple[PointBuffer, Sequence[SeqId], torch.Tensor]] = field(default_factory=list)
+    points: dict[tuple[PointBuffer, SeqId], torch.Tensor] = field(default_factory=dict)
+
+    def keep_points(self, buffer: PointBuffer, seqs: Sequence[SeqId]) -> None:
+        """Before the point state of `seqs` changes: what it was when the plan began is enough."""
+        for seq in seqs:
+            if (buffer, seq) not in self.points:
+                self.points[buffer, seq] = buffer.read([seq])
 
     def run(self) -> None:
         for buffer, slot, stored in reversed(self.rows):
             buffer.write_bytes(slot, stored)
         for table, saved in reversed(self.metadata):
             table.put_back(saved)
-        for points, seqs, values in reversed(self.points):
-            points.write(seqs, values)
+        for (points, seq), values in self.points.items():
+            points.write([seq], values)
         self.clear()
 
     def clear(self) -> None:

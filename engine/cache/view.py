@@ -35,7 +35,8 @@ class Log(Protocol):
     """Takes what writing destroys."""
 
     rows: list[tuple[RowBuffer, Slot, torch.Tensor]]
-    points: list[tuple[PointBuffer, Sequence[SeqId], torch.Tensor]]
+
+    def keep_points(self, buffer: PointBuffer, seqs: Sequence[SeqId]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class PartsView:
     def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
         """See `memory.View.set_point`."""
         buffer = self._parts.points[name, layer].buffer
-        self._log.points.append((buffer, self._seqs, buffer.read(self._seqs)))
+        self._log.keep_points(buffer, self._seqs)
         buffer.write(self._seqs, value)
 
     def previous_tokens(self, count: int) -> Ints:

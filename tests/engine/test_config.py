@@ -111,6 +111,12 @@ def test_a_pass_is_never_larger_than_its_batch() -> None:
     assert (settled.max_batch, settled.max_ubatch) == (64, 64)
 
 
+def test_a_tail_that_is_longer_than_a_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"keep_tail = 65.*64 tokens"):
+        resolve(EngineConfig(max_batch=64, keep_tail=65), N_CTX_TRAIN, BARE)
+    resolve(EngineConfig(max_batch=64, keep_tail=64), N_CTX_TRAIN, BARE)
+
+
 def test_keeping_the_whole_context_leaves_no_room_to_shift() -> None:
     with pytest.raises(ConfigError, match="n_keep"):
         resolve(EngineConfig(n_ctx=64, n_keep=64), N_CTX_TRAIN, BARE)

@@ -162,6 +162,13 @@ def test_checkpoints_beyond_the_budget_go_and_the_last_one_never() -> None:
     assert [each.position for each in none_fits.checkpoints] == [220]
 
 
+def test_a_checkpoint_that_does_not_fit_is_not_written() -> None:
+    state = state_of(220)
+    more = replace(state, points=(replace(state.points[0], position=100), *state.points))
+    alone, both = (write_state(CountingStore(), each, None, 0, point_budget=0) for each in (state, more))
+    assert (both.num_blobs, both.nbytes) == (alone.num_blobs, alone.nbytes)
+
+
 def point_nbytes_of(state: SequenceState) -> int:
     return sum(spec.row_nbytes for spec in parts_of(state.layout, PartKind.POINT))
 

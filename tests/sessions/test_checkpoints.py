@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from engine.errors import FingerprintMismatch, NoSlot
 from engine.runner import Engine
-from engine.state import Pending, SamplerParams
+from engine.state import PartKind, Pending, SamplerParams
+from serialization.resume import can_resume_at
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.policy import Policy
-from sessions.restore import Reason
+from sessions.restore import Fallback, Reason, restore
 from sessions.stores.memory import MemoryStore
 from tests.exact.members import open_member
 
@@ -67,6 +69,107 @@ def test_without_its_checkpoint_an_edit_reads_from_the_nearest_before(family: st
     assert chat.reused.reason is Reason.NO_CHECKPOINT
     assert chat.reused.recomputed > len(LONG) // 2, "no checkpoint was kept, so all was read again"
     assert chat.reused.restored <= 1, "the pending token alone, which needs no rows"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_with_little_room_for_checkpoints_none_is_taken_again_and_again(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = kept * state_nbytes("mamba2")
+    engine = engine_of("mamba2", checkpoint_bytes=room, checkpoint_every=50, max_batch=64, num_seqs=4)
+    batches, marks = [], []
+    plan, mark = engine._memory.plan, engine._memory.mark
+    monkeypatch.setattr(engine._memory, "plan", lambda batch: (batches.append(len(batch)), plan(batch))[1])
+    monkeypatch.setattr(engine._memory, "mark", lambda seq: (marks.append(seq), mark(seq))[1])
+    seqs = [engine.create() for _ in range(4)]
+    for seq in seqs:
+        engine.feed(seq, [(seq + 7 * at) % 256 for at in range(120)])
+    assert batches == [50, 50, 20] * 4
+    assert marks == [seq for seq in seqs for _ in range(2)]
+    for _ in range(29):
+        engine.decode(seqs)
+    assert len(marks) == 8, "the next place is 150"
+
+
+def test_with_little_room_for_checkpoints_the_last_message_can_be_edited_all_the_same() -> None:
+    room = 2 * state_nbytes("mamba2")
+    engine = engine_of("mamba2", checkpoint_bytes=room, checkpoint_every=100)
+    chat = Conversation.new(SessionManager(MemoryStore(), engine, Policy(checkpoints=room)))
+    for text in (LONG, LONG, "a", "b", "c", "d"):
+        told(chat, text)
+    list(chat.edit("e", ASK))
+    assert chat.reused is None
+    chat.close()
+    again = Conversation.open(SessionManager(chat._manager.store, engine_of("mamba2")), chat.session.id)
+    list(again.edit("f", ASK))
+    assert again.reused is None
+
+
+def test_what_an_edit_had_to_read_again_the_next_one_has() -> None:
+    engine = engine_of("mamba2")
+    chat = Conversation.new(SessionManager(MemoryStore(), engine, Policy(checkpoints=0)))
+    for text in (LONG, "two"):
+        told(chat, text)
+    chat.close()
+    chat = Conversation.open(SessionManager(chat._manager.store, engine_of("mamba2")), chat.session.id)
+    list(chat.edit("three", ASK))
+    assert chat.reused is not None
+    list(chat.edit("four", ASK))
+    assert chat.reused is None
+
+
+def state_nbytes(family: str) -> int:
+    layout = engine_of(family).layout
+    return sum(spec.row_nbytes for spec in layout if spec.kind is PartKind.POINT)
+
+
+def test_a_checkpoint_is_saved_where_its_window_rows_are() -> None:
+    manager = SessionManager(MemoryStore(), engine_of("deepseek_v4", checkpoint_every=64))
+    chat = Conversation.new(manager)
+    for text in (LONG, LONG):
+        told(chat, text)
+        assert chat.session.manifest is not None
+        places = [checkpoint.position for checkpoint in chat.session.manifest.checkpoints]
+        assert all(can_resume_at(chat.session.manifest, place) for place in places)
+    assert 640 not in places
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_piece_of_a_state_of_another_build_is_not_believed(family: str) -> None:
+    manager = SessionManager(MemoryStore(), engine_of(family))
+    chat = Conversation.new(manager)
+    for text in (LONG, "two"):
+        told(chat, text)
+    chat.close()
+    stored = chat.session.stored().manifest
+    piece = replace(stored, checkpoints=stored.checkpoints[:1])
+    assert restore(engine_of(family), manager.store, piece, Policy())[1].restored > 0
+    other = engine_of(family)
+    other.fingerprint = replace(other.fingerprint, making={"torch": "another"})
+    with pytest.raises(FingerprintMismatch, match="no canary"):
+        restore(other, manager.store, piece, Policy())
+    _, result = restore(other, manager.store, piece, Policy(), Fallback.RECOMPUTE)
+    assert (result.reason, result.restored) == (Reason.FINGERPRINT, 0)
+
+
+def test_a_way_back_that_is_barred_leaves_nothing_that_counts_as_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of("mamba2", checkpoint_bytes=0)
+    chat = Conversation.new(SessionManager(MemoryStore(), engine))
+    for text in ("one", "two"):
+        told(chat, text)
+
+    def barred(*_: object) -> None:
+        raise NoSlot("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "restore", barred)
+        with pytest.raises(NoSlot):
+            chat.rewind()
+    assert (engine.length(chat._seq), chat.session.synced) == (0, 0)
+    told(chat, "three")
+    assert [message.text for message in chat.messages if message.role == "user"] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -269,6 +269,25 @@ def test_another_build_is_believed_after_its_canary_alone(manager: SessionManage
     opened.entry = replace(entry, manifest=forged)
     with pytest.raises(FingerprintMismatch, match="canary"):
         strict.resume(opened)
+    seq, result = strict.resume(opened, Fallback.RECOMPUTE)
+    assert (result.restored, result.recomputed) == (0, engine.length(seq))
+    opened.close()
+
+
+def test_rows_that_a_canary_refused_are_no_prefix_either(
+    manager: SessionManager, make_engine: MakeEngine
+) -> None:
+    session, _ = fed(manager, "hello " * 60)
+    session.close()
+    engine = make_engine()
+    engine.fingerprint = replace(engine.fingerprint, making={"torch": "9.9.9"})
+    other = SessionManager(manager.store, engine, Policy(drift=-1.0))
+    opened = other.open(session.id)
+    seq, result = other.resume(opened, Fallback.RECOMPUTE)
+    assert result.reason is Reason.FINGERPRINT
+    assert engine.known_prefix(engine.tokens(seq)) == engine.length(seq) - 1, "its own rows, nobody else's"
+    engine.rewind(seq, 0)
+    assert engine.known_prefix(opened.stored().manifest.tokens) == 0
     opened.close()
 
 

@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.memory.restore(into, ids, rows, points)
         self.model[into] = [Token(t.id, t.position, self._birth()) for t in tokens]
-        self.marks[into] = {point.position for point in points if point.position < len(tokens)}
+        self.marks[into] = {point.position for point in points}
         self._forgotten_marks()
 
     # -- what must always hold -----------------------------------------------------------------------
