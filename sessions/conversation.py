@@ -252,9 +252,9 @@ class Conversation:
     def _feed(self, ids: Sequence[int], new: int, ask: Reply) -> bool:
         """Feed `ids`, of which the last `new` were never told before."""
         result = self._engine.feed(self._seq, ids, cancel=ask.cancel)
-        missing = len(ids) - result.shared - result.computed
-        self._told += new - missing
-        return missing == 0
+        done = result.shared + result.computed
+        self._told += done - (len(ids) - new) if done else 0  # what was pending still is
+        return done == len(ids)
 
     def _begin(self, ids: Sequence[int], ask: Reply) -> bool:
         """The first prompt of a session: share the longest past that memory or the store knows."""

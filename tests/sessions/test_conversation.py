@@ -137,6 +137,18 @@ def test_cancel_ends_a_reply_between_two_tokens(manager: SessionManager) -> None
     assert chat.reused is None
 
 
+def test_what_is_cancelled_before_anything_was_read_moves_no_message(manager: SessionManager) -> None:
+    chat = Conversation.new(manager)
+    hear(chat.say("one", SHORT))
+    before, ids = chat.messages, chat.ids
+    assert list(chat.say("two", Reply(cancel=lambda: True))) == []
+    assert chat.ids == ids
+    assert chat.messages[: len(before)] == before
+    assert {(message.start, message.stop) for message in chat.messages[len(before) :]} == {(len(ids),) * 2}
+    hear(chat.say("three", SHORT))
+    assert [message.text for message in chat.messages[::2]] == ["one", "two", "three"]
+
+
 def test_a_prompt_that_cannot_fit_is_not_taken(make_engine: MakeEngine, store: DiskStore) -> None:
     manager = SessionManager(store, make_engine(n_ctx=256))
     chat = Conversation.new(manager)
