@@ -13,7 +13,7 @@ from engine.models.fields import Fields
 from engine.models.loading import Loader, check_bias
 from engine.models.mla import latent_rows, load_latent_attention, read_latent_rope, read_latent_sizes
 from engine.models.mla_blocks import LatentBlock, load_block, load_ends
-from engine.models.mla_ffn import LoadLaw, load_biased_sigmoid, load_ffn, read_kinds
+from engine.models.mla_ffn import LoadLaw, check_groups, load_biased_sigmoid, load_ffn, read_kinds
 from engine.models.sizes import FULL, read_sizes
 
 
@@ -55,4 +55,5 @@ class DeepSeekV3(LatentDecoder):
     """See `Model`."""
 
     def __init__(self, weights: WeightSource, placement: Placement) -> None:
+        check_groups(Fields(weights))
         super().__init__(weights, placement, load_biased_sigmoid)

@@ -15,7 +15,7 @@ from engine.models.fields import Fields
 from engine.models.loading import Loader, check_bias
 from engine.models.mla import latent_rows, load_latent_attention, read_latent_rope, read_latent_sizes
 from engine.models.mla_blocks import IndexedRun, LatentBlock, load_block, load_ends
-from engine.models.mla_ffn import load_biased_sigmoid, load_ffn, read_kinds
+from engine.models.mla_ffn import check_groups, load_biased_sigmoid, load_ffn, read_kinds
 from engine.models.mla_indexer import INDEXED, index_rows, load_indexer, read_index_sizes
 from engine.models.sizes import FULL, read_layer_types, read_sizes
 
@@ -80,5 +80,6 @@ class DeepSeekV32(IndexedDecoder):
 
     def __init__(self, weights: WeightSource, placement: Placement) -> None:
         fields = Fields(weights)
+        check_groups(fields)
         layers, eps = range(read_sizes(fields).num_layers), fields.number("rms_norm_eps", 1e-6)
         super().__init__(weights, placement, fields, layers, pairs=False, eps=eps)

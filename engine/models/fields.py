@@ -92,6 +92,12 @@ class Fields:
         self._read[self._path + name] = value
         return value
 
+    def flag_or_count(self, name: str, default: bool) -> bool:
+        """A flag that older files say as a whole number, where all but 0 is true."""
+        if isinstance(self._values.get(name, default), bool):
+            return self.flag(name, default)
+        return self.count(name, int(default), least=0) > 0
+
     def word(self, name: str, allowed: Sequence[str], default: str | None = None) -> str:
         """One of `allowed`."""
         value = self._get(name, default)

@@ -65,6 +65,8 @@ class GptOss(Decoder):
         sizes = read_sizes(fields)
         alternating = tuple((SLIDING, FULL)[layer % 2] for layer in range(sizes.num_layers))
         kinds = read_layer_types(fields, (SLIDING, FULL), alternating)
+        if not fields.has("rope_parameters") and not fields.has("rope_scaling"):
+            raise fields.refused("rope_parameters", None)  # it would be stretched, not plain RoPE
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_base=150_000.0)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
         eps = fields.positive("rms_norm_eps", 1e-5)

@@ -163,7 +163,7 @@ class _Reader:
         self.eps = fields.positive("rms_norm_eps", 1e-5)
         self._head_eps = self.eps if fields.flag("use_qk_norm", True) else None
         self._temperature: Temperature | None = None
-        if fields.flag("attn_temperature_tuning", True):
+        if fields.flag_or_count("attn_temperature_tuning", True):
             every, strength = fields.count("floor_scale", 8192), fields.number("attn_scale", 0.1)
             self._temperature = Temperature(every, strength)
 

@@ -10,7 +10,7 @@ from engine.models.fields import Fields
 from engine.models.loading import Loader, check_bias, hub_head
 from engine.models.sizes import Sizes
 from engine.models.ssm1 import Norms, Ssm1Sizes, load_ssm1
-from engine.models.ssm_block import MixingBlock, needs_of
+from engine.models.ssm_block import MixingBlock, load_embedding, needs_of
 
 
 class Mamba(Decoder):
@@ -38,7 +38,7 @@ class Mamba(Decoder):
             n_ctx_train=fields.count("max_position_embeddings", DEFAULT_CONTEXT),
         )
         eps = fields.positive("layer_norm_epsilon", 1e-5)
-        embedding = load.tensor("backbone.embeddings.weight", sizes.vocab_size, width)
+        embedding = load_embedding(load, sizes)
         norm = load.norm("backbone.norm_f", width, eps)
         norms, layers = self._norms(fields, placement, inner), range(sizes.num_layers)
         super().__init__(

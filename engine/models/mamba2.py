@@ -8,7 +8,7 @@ from engine.models.fields import Fields
 from engine.models.loading import Loader, check_bias, hub_head
 from engine.models.sizes import Sizes
 from engine.models.ssm2 import GatedNorm, Ssm2Names, Ssm2Sizes, load_ssm2, read_ssm2_sizes
-from engine.models.ssm_block import MixingBlock, needs_of
+from engine.models.ssm_block import MixingBlock, load_embedding, needs_of
 
 _NAMES = Ssm2Names("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
 
@@ -32,7 +32,7 @@ class Mamba2(Decoder):
             n_ctx_train=fields.count("max_position_embeddings", DEFAULT_CONTEXT),
         )
         eps = fields.positive("layer_norm_epsilon", 1e-5)
-        embedding = load.tensor("backbone.embeddings.weight", sizes.vocab_size, width)
+        embedding = load_embedding(load, sizes)
         norm = load.norm("backbone.norm_f", width, eps)
         layers = range(sizes.num_layers)
         super().__init__(

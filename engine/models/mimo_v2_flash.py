@@ -47,6 +47,7 @@ class MimoV2Flash(Decoder):
         fields, load = Fields(weights), Loader(weights, placement)
         sizes = read_sizes(fields)
         fields.word("hidden_act", ("silu",), "silu")
+        _check_windowed_layers(fields, sizes)
         kinds = _layer_types(fields, sizes.num_layers)
         rotaries = {
             kind: read_rope(fields, sizes.head_size, placement.n_ctx, kind, base, _SHARE, field)
@@ -79,12 +80,29 @@ class MimoV2Flash(Decoder):
 
 def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """The first layer and then every sixth see everything, unless the file says otherwise."""
-    if not fields.has("layer_types"):
-        fields.only("hybrid_layer_pattern", None)
-    every_sixth = tuple(
-        FULL if layer == 0 or (layer + 1) % 6 == 0 else SLIDING for layer in range(num_layers)
-    )
-    return read_layer_types(fields, (SLIDING, FULL), every_sixth)
+    default = tuple(FULL if layer == 0 or (layer + 1) % 6 == 0 else SLIDING for layer in range(num_layers))
+    if fields.has("hybrid_layer_pattern"):
+        default = _by_number(fields, "hybrid_layer_pattern", num_layers, (FULL, SLIDING))
+    return read_layer_types(fields, (SLIDING, FULL), default)
+
+
+def _by_number(fields: Fields, name: str, num_layers: int, kinds: tuple[str, str]) -> tuple[str, ...]:
+    """The hub's own files number the two kinds of layers."""
+    numbers = fields.counts(name, most=1)
+    if len(numbers) != num_layers:
+        raise fields.refused(name, list(numbers))
+    return tuple(kinds[number] for number in numbers)
+
+
+def _check_windowed_layers(fields: Fields, sizes: Sizes) -> None:
+    """The hub's own files could have heads, and sinks, of any kind in both kinds of layers."""
+    fields.only("swa_num_attention_heads", sizes.num_heads, sizes.num_heads)
+    fields.only("swa_head_dim", sizes.head_size, sizes.head_size)
+    size_v = fields.count("v_head_dim")
+    fields.only("swa_v_head_dim", size_v, size_v)
+    fields.only("add_swa_attention_sink_bias", True, True)
+    fields.only("add_full_attention_sink_bias", False, False)
+    fields.only("n_shared_experts", None)
 
 
 def _window(fields: Fields) -> WindowSpec:
@@ -101,7 +119,7 @@ class _Reader:
         self._fields = fields
         self._load = load
         self._sizes = sizes
-        self.eps = fields.positive("rms_norm_eps", 1e-5)
+        self.eps = fields.positive("rms_norm_eps", fields.positive("layernorm_epsilon", 1e-5))
         self.head_size_v = fields.count("v_head_dim")
         self._value_scale = fields.positive_or_null("attention_value_scale") or 1.0
         self._ffn_kinds = _ffn_kinds(fields, sizes.num_layers)
@@ -162,7 +180,8 @@ def _ffn_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """All but the first layer have experts, unless the file says otherwise."""
     if fields.has("mlp_layer_types"):
         return fields.words("mlp_layer_types", num_layers, (DENSE, SPARSE))
-    fields.only("moe_layer_freq", None)
+    if fields.has("moe_layer_freq"):
+        return _by_number(fields, "moe_layer_freq", num_layers, (DENSE, SPARSE))
     return (DENSE, *(SPARSE for _ in range(num_layers - 1)))
 
 

@@ -97,6 +97,9 @@ _ONLY: Mapping[str, Value] = {
     "qk_norm_type": "per_head",
     "scoring_func": "sigmoid",
     "attention_bias": False,
+    "attention_output_gate": False,
+    "use_routing_bias": True,
+    "n_shared_experts": 1,
 }
 
 
@@ -137,6 +140,7 @@ def _rotary(fields: Fields, head_size: int, n_ctx: int) -> Rotary:
 
 def _indexer(fields: Fields, sizes: Sizes, rotary: Rotary) -> IndexerSizes:
     section = fields.section("sparse_attention_config")
+    section.only("use_sparse_attention", True, True)
     section.only("sparse_init_block", 0, 0)
     section.only("sparse_score_type", "max", "max")
 

@@ -93,6 +93,12 @@ def load_biased_sigmoid(load: Loader, fields: Fields, prefix: str) -> BiasedSigm
     )
 
 
+def check_groups(fields: Fields) -> None:
+    """Refuses a file that leaves out how experts are grouped, where that would not mean one group."""
+    for name in ("n_group", "topk_group"):
+        fields.count(name)
+
+
 def read_groups(fields: Fields, num_experts: int, scored: int) -> Groups:
     count = fields.count("n_group", 1)
     if num_experts % count or num_experts // count < (scored if count > 1 else 1):

@@ -11,8 +11,10 @@ from engine.cache.memory import MemoryNeeds, PartNeed, PointSpec
 from engine.linear import Linear
 from engine.models.decoder import Pass
 from engine.models.layers import Attention, RmsNorm
+from engine.models.loading import Loader
 from engine.models.moe import Experts
 from engine.models.routing import Law
+from engine.models.sizes import Sizes
 
 #: x [tokens, width] in the model's dtype to the same shape
 Mixing = Callable[[torch.Tensor, Pass], torch.Tensor]
@@ -53,6 +55,13 @@ class FeedingBlock:
 
     def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
         return x + self.ffn(self.norm(x).to(step.dtype)).float() * self.residual
+
+
+def load_embedding(load: Loader, sizes: Sizes) -> torch.Tensor:
+    """That of a stack called `backbone`, whose first authors have it in the singular."""
+    older = load.has("backbone.embedding.weight")
+    name = "backbone.embedding.weight" if older else "backbone.embeddings.weight"
+    return load.tensor(name, sizes.vocab_size, sizes.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,11 @@ def test_refusals(tmp_path: Path) -> None:
     check_refusals("deepseek_v3", tmp_path, cases)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
+def test_a_file_must_say_how_experts_are_grouped(family: str, tmp_path: Path) -> None:
+    check_refusals(family, tmp_path, {"n_group": ..., "topk_group": ...})
+
+
 def test_a_latent_of_another_size_is_refused(tmp_path: Path) -> None:
     write("deepseek_v3", tmp_path)
     path = tmp_path / "config.json"

@@ -58,6 +58,7 @@ def test_refusals(tmp_path: Path) -> None:
         "attention_bias": False,
         "swiglu_limit": "7",
         "swiglu_alpha": True,
+        "rope_parameters": ...,
         "rope_parameters.rope_type": "spiral",
         "rope_parameters.factor": 0,
         "rope_parameters.truncate": 1,

@@ -48,6 +48,14 @@ def test_files_that_say_no_kinds_of_layers(tmp_path: Path) -> None:
     check_reworded("llama4", tmp_path, words)
 
 
+def test_older_files_tune_by_a_number(tmp_path: Path) -> None:
+    check_reworded("llama4", tmp_path, {"attn_temperature_tuning": 4})
+
+
+def test_a_number_may_say_that_nothing_is_tuned(tmp_path: Path) -> None:
+    check_reworded("llama4", tmp_path, {"attn_temperature_tuning": 0}, attn_temperature_tuning=False)
+
+
 def test_a_shift_turns_rows_of_layers_with_rope_alone(tmp_path: Path) -> None:
     write("llama4", tmp_path)
     needs = Llama4(HubWeights(tmp_path), Placement(torch.float32, torch.device("cpu"), 256)).needs
@@ -65,6 +73,7 @@ def test_refusals(tmp_path: Path) -> None:
         "moe_layers": [4],
         "no_rope_layers": [1, 1, 0],
         "use_qk_norm": 1,
+        "attn_temperature_tuning": "yes",
         "floor_scale": 0,
         "attn_scale": "0.1",
         "attention_bias": True,

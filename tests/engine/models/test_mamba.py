@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.oracles.base import LENGTH, SHAPES, check_numbers, reference, tokens
+from tests.oracles.base import LENGTH, SHAPES, check_numbers, reference, tokens, write
+from tests.oracles.older import check_full_pass
 from tests.oracles.refusals import check_refusals
 from tests.oracles.stepwise import in_parts
 
@@ -30,6 +32,14 @@ def test_numbers(tmp_path: Path) -> None:
 )
 def test_numbers_of_variations(tmp_path: Path, changes: dict[str, Any]) -> None:
     check_numbers("mamba", tmp_path, atol=ATOL, **changes)
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_the_embedding_may_have_its_first_name(family: str, tmp_path: Path) -> None:
+    write(family, tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({name.replace("embeddings", "embedding"): x for name, x in load_file(path).items()}, path)
+    check_full_pass(family, tmp_path, atol=ATOL)
 
 
 def test_the_reference_begins_anew_with_every_run_of_tokens() -> None:

@@ -47,6 +47,45 @@ def test_older_files_have_bases_of_their_own(tmp_path: Path) -> None:
     check_reworded("mimo_v2_flash", tmp_path, words)
 
 
+def test_the_hubs_own_files_number_the_kinds_of_layers(tmp_path: Path) -> None:
+    kinds = ("full_attention", "sliding_attention", "full_attention", "sliding_attention")
+    ffns = ("dense", "sparse", "dense", "sparse")
+    words = {
+        "layer_types": ...,
+        "mlp_layer_types": ...,
+        "rms_norm_eps": ...,
+        "hybrid_layer_pattern": [0, 1, 0, 1],
+        "moe_layer_freq": [0, 1, 0, 1],
+        "layernorm_epsilon": 1e-2,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "n_shared_experts": None,
+    }
+    changes = {"layer_types": kinds, "mlp_layer_types": ffns, "rms_norm_eps": 1e-2}
+    check_reworded("mimo_v2_flash", tmp_path, words, **changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hybrid_layer_pattern", [0, 1, 2, 1]),
+        ("hybrid_layer_pattern", [0, 1, 1]),
+        ("moe_layer_freq", 1),
+        ("swa_num_attention_heads", 2),
+        ("swa_head_dim", 64),
+        ("swa_v_head_dim", 64),
+        ("add_swa_attention_sink_bias", False),
+        ("add_full_attention_sink_bias", True),
+        ("n_shared_experts", 1),
+    ],
+)
+def test_layers_of_other_kinds_are_refused(field: str, value: object, tmp_path: Path) -> None:
+    write("mimo_v2_flash", tmp_path)
+    change_config(tmp_path, layer_types=..., mlp_layer_types=..., **{field: value})
+    with pytest.raises(WeightsRefused, match=field):
+        open_engine(tmp_path)
+
+
 def test_refusals(tmp_path: Path) -> None:
     cases = {
         "quantization_config": {"quant_method": "fp8"},
@@ -63,19 +102,3 @@ def test_refusals(tmp_path: Path) -> None:
         "routed_scaling_factor": "1",
     }
     check_refusals("mimo_v2_flash", tmp_path, cases)
-
-
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ("hybrid_layer_pattern", {"layer_types": ..., "hybrid_layer_pattern": [0, 1, 1, 0]}),
-        ("moe_layer_freq", {"mlp_layer_types": ..., "moe_layer_freq": [0, 1, 1, 1]}),
-    ],
-)
-def test_patterns_in_words_that_are_not_read_are_refused(
-    field: str, words: dict[str, Any], tmp_path: Path
-) -> None:
-    write("mimo_v2_flash", tmp_path)
-    change_config(tmp_path, **words)
-    with pytest.raises(WeightsRefused, match=field):
-        open_engine(tmp_path)

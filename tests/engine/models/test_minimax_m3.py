@@ -162,12 +162,15 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
         "num_local_experts": ...,
         "hidden_act": "gelu",
         "use_gemma_norm": False,
+        "use_routing_bias": False,
+        "attention_output_gate": True,
+        "n_shared_experts": 2,
         "quantization_config": {"quant_method": "fp8"},
     }
     check_refusals("minimax_m3", tmp_path, cases)
 
 
-@pytest.mark.parametrize("field", ["sparse_init_block", "sparse_score_type"])
+@pytest.mark.parametrize("field", ["sparse_init_block", "sparse_score_type", "use_sparse_attention"])
 def test_other_laws_of_choice_are_refused(field: str, tmp_path: Path) -> None:
     write("minimax_m3", tmp_path)
     _change(tmp_path, lambda tree: tree.update(sparse_attention_config={field: "mean"}))
