@@ -80,8 +80,10 @@ def _scaling(fields: Fields, rope: Fields, n_rot: int, n_ctx: int) -> RopeScalin
     if kind == "none":
         return RopeScaling()
     longest = fields.count("max_position_embeddings")
-    outer = fields.count("original_max_position_embeddings", longest)
-    original = rope.count("original_max_position_embeddings", outer)
+    name = "original_max_position_embeddings"
+    # The two tables of longrope mean nothing without the length that parts them.
+    default = None if kind == "longrope" else longest
+    original = rope.count(name) if rope.has(name) else fields.count(name, default)
     ratio = longest / original if kind in ("yarn", "longrope") else None
     factor = rope.positive("factor", ratio)
     factors = None

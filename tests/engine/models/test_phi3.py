@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.oracles.base import check_numbers
+from engine.errors import WeightsRefused
+from tests.engine.weights.folders import change_config
+from tests.oracles.base import check_numbers, open_engine, write
 from tests.oracles.older import check_reworded
 from tests.oracles.phi3 import make
 from tests.oracles.refusals import check_refusals
@@ -57,3 +60,12 @@ def test_refusals(tmp_path: Path) -> None:
     }
     check_refusals("phi3", tmp_path, cases)
     check_refusals("phi3", tmp_path, {"rope_parameters.short_factor": [1.0] * 11})
+
+
+def test_two_tables_without_the_length_that_parts_them_are_refused(tmp_path: Path) -> None:
+    write("phi3", tmp_path)
+    rope = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    rope.pop("original_max_position_embeddings", None)
+    change_config(tmp_path, rope_parameters=rope, original_max_position_embeddings=...)
+    with pytest.raises(WeightsRefused, match="original_max_position_embeddings"):
+        open_engine(tmp_path)

@@ -153,4 +153,5 @@ def test_the_tensors_that_are_read_are_all_of_the_model(name: str, monkeypatch: 
     header = Header(json.loads((FOLDER / f"{name}.json").read_text()))
     model = build_model(header, Placement(torch.bfloat16, torch.device("meta"), 4096))
     assert sum(map(math.prod, header.read.values())) == SIZES[name]
-    assert model.needs.parts and model.vocab_size == header.hparams["vocab_size"]
+    assert model.needs.parts
+    assert model.vocab_size == header.hparams["vocab_size"]
