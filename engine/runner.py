@@ -411,5 +411,9 @@ class Engine:
     def _make_room(self, seq: SeqId, count: int) -> None:
         """Shift the context, by choice, until `count` more tokens fit."""
         while self.length(seq) + count > self.n_ctx:
-            if not self.shift(seq, self.config.n_keep, self.config.n_discard):
+            try:
+                shifted = self.shift(seq, self.config.n_keep, self.config.n_discard)
+            except EditRefused as error:
+                raise ContextFull(f"the context of {self.n_ctx:,} tokens is full: {error}") from error
+            if not shifted:
                 raise ContextFull(f"the context of {self.n_ctx:,} tokens cannot be shifted any further")

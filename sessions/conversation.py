@@ -336,7 +336,7 @@ class Conversation:
         """The sequence at the longest prefix of `fed` that memory or the store can go back to; its length.
         After an error it is empty, and the text is read at the next turn."""
         here = self._engine.last_resumable(self._seq, len(fed))
-        if here == len(fed) or here > self._manager.stored(self._session, fed):
+        if here == len(fed) or here >= self._manager.stored(self._session, fed):
             self._engine.rewind(self._seq, here)
             self._session.cut(here)
             return here

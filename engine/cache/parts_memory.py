@@ -136,6 +136,10 @@ class PartsMemory:
 
     def discard(self, seq: SeqId, start: int, stop: int) -> None:
         tables = self._movable()
+        left = self._length(seq) - (stop - start)
+        if not self._has_window_rows(seq, self._needed_from(left), start):
+            # A restored sequence has no older ones than it needed, and a shorter one can need them.
+            raise EditRefused(f"sequence {seq} cannot go on at {left}: its window rows are gone")
         owners = [table.owners[seq].copy() for table in tables]
 
         def moved(positions: Ints) -> Ints:

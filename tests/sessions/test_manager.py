@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import (
+    ContextFull,
     FingerprintMismatch,
     LeaseHeld,
     NameRefused,
@@ -306,6 +307,34 @@ def test_the_canary_of_a_window_can_be_asked(
     _, result = elsewhere.resume(opened)
     opened.close()
     assert (result.reason, result.restored) == (Reason.COMPATIBLE, length)
+
+
+@pytest.mark.parametrize(("n_keep", "goes_on"), [(8, False), (0, True)])
+def test_a_resumed_context_is_not_shifted_to_where_rows_are_needed_that_were_not_saved(
+    store: DiskStore, make_engine: MakeEngine, windowed_path: Path, n_keep: int, goes_on: bool
+) -> None:
+    settings = {"full_windows": True, "overflow": "shift", "n_ctx": 100, "n_keep": n_keep, "n_discard": 90}
+    manager = SessionManager(store, make_engine(windowed_path, **settings))
+    session, live = fed(manager, "w" * 100)
+    length = manager.engine.length(live)
+    session.close()
+    elsewhere = SessionManager(store, make_engine(windowed_path, **settings))
+    engine, opened = elsewhere.engine, elsewhere.open(session.id)
+    seq, _ = elsewhere.resume(opened)
+    work = tuple(range(101 - length))
+    if goes_on:
+        engine.advance({seq: work})
+        manager.engine.advance({live: work})
+        assert engine.logits(seq).equal(manager.engine.logits(live))
+        elsewhere.save(opened, seq, ())
+        assert elsewhere.resume(opened)[1].recomputed == 0
+    else:
+        with pytest.raises(ContextFull, match="window rows are gone"):
+            engine.advance({seq: work})
+        assert engine.length(seq) == length
+        engine.set_pending(seq, 5)
+        assert [piece.finish for piece in engine.generate(seq)][-1] == "context"
+    opened.close()
 
 
 def test_released_rows_are_read_again_and_it_is_said(manager: SessionManager) -> None:
