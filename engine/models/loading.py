@@ -168,11 +168,14 @@ def hub_ffn(load: Loader, prefix: str, width: int, inner: int, activation: Activ
 
 
 def hub_head(load: Loader, fields: Fields, sizes: Sizes, embedding: torch.Tensor, tied: bool) -> Linear:
-    """The output matrix: `lm_head`, or the embedding table where the two are tied; `tied` is the default."""
-    if fields.flag("tie_word_embeddings", tied):
-        return Linear(embedding)
+    """The output matrix: `lm_head`, or the embedding table where the two are tied; `tied` is the default. A
+    file that says that they are, and has an `lm_head` of other values, means that one."""
     deeper = load.has("language_model.lm_head.weight")
     name = "language_model.lm_head" if deeper else "lm_head"
+    if fields.flag("tie_word_embeddings", tied):
+        has_own = load.has(f"{name}.weight")
+        if not has_own or torch.equal(load.tensor(f"{name}.weight", *embedding.shape), embedding):
+            return Linear(embedding)
     return load.linear((name,), (sizes.vocab_size,), sizes.width)
 
 

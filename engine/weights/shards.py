@@ -14,7 +14,7 @@ from engine.errors import WeightsRefused
 
 _MAX_JSON = 64 * 2**20
 #: Numbers as they are; integers of fewer bits are codes of a quantized checkpoint.
-_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64"})
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32"})
 
 
 class Shards:

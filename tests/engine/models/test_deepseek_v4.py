@@ -22,6 +22,7 @@ from engine.models.fields import Fields
 from tests.engine.reading import read_all
 from tests.oracles.base import LENGTH, build, check_numbers, open_engine, reference, tokens, write
 from tests.oracles.deepseek_v4 import HEAVY, SPARSE, WINDOW
+from tests.oracles.older import check_full_pass
 from tests.oracles.refusals import check_refusals
 
 
@@ -277,6 +278,16 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
         "quantization_config": {"quant_method": "fp8"},
     }
     check_refusals("deepseek_v4", tmp_path, cases)
+
+
+def test_a_table_may_be_of_narrower_numbers(tmp_path: Path) -> None:
+    write("deepseek_v4", tmp_path)
+    path = tmp_path / "model.safetensors"
+    held = {
+        name: tensor.int() if name.endswith("tid2eid") else tensor for name, tensor in load_file(path).items()
+    }
+    save_file(held, path, metadata={"format": "pt"})
+    check_full_pass("deepseek_v4", tmp_path)
 
 
 def test_a_table_that_names_no_expert_is_refused(tmp_path: Path) -> None:

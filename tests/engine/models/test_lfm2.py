@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.engine.reading import read_all
 from tests.engine.weights.folders import change_config
@@ -43,6 +44,18 @@ def test_the_hubs_older_words_mean_the_same(tmp_path: Path) -> None:
     change_config(tmp_path, **older, **gone)
     ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), tokens(), [LENGTH])])
     assert float((ours - reference("lfm2", tokens())).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the same", "its own"])
+def test_an_output_matrix_in_the_file_counts_whatever_is_said_of_ties(own: bool, tmp_path: Path) -> None:
+    write("lfm2", tmp_path)
+    path = tmp_path / "model.safetensors"
+    held = load_file(path)
+    embedding = held["model.embed_tokens.weight"]
+    save_file({**held, "lm_head.weight": embedding * 2 if own else embedding.clone()}, path)
+    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), tokens(), [LENGTH])])
+    expected = reference("lfm2", tokens()) * (2 if own else 1)
+    assert float((ours - expected).abs().max()) < 2e-4
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ _PREFIXES = {
     "minimax_m3_vl": "language_model.",
     "qwen3_5_text": "model.language_model.",
 }
+#: families whose files have no output matrix, and need not say so
+_TIED = {"cohere2", "gemma2", "gemma3n_text", "lfm2", "mamba", "recurrent_gemma", "zamba2"}
 #: the biases that files have; in other families there are none but those of convolutions and step sizes
 _BIASES = {
     "deepseek_v4": r"gate\.bias",
@@ -106,8 +108,10 @@ class Header:
         self.architecture = kind = str(self.hparams["model_type"])
         self.read: dict[str, tuple[int, ...]] = {}
         self._prefix = _PREFIXES.get(kind, "")
-        elsewhere = _ABSENT_OF_ANY if kind in _PREFIXES else f"language_model|{_ABSENT_OF_ANY}"
-        self._absent = re.compile("|".join(filter(None, (elsewhere, _ABSENT.get(kind)))))
+        absent = [_ABSENT_OF_ANY, _ABSENT.get(kind, "")]
+        absent += ["" if kind in _PREFIXES else "language_model"]
+        absent += ["lm_head" if self.hparams.get("tie_word_embeddings", kind in _TIED) else ""]
+        self._absent = re.compile("|".join(filter(None, absent)))
         self._biases = re.compile("|".join(filter(None, (_BIASES_OF_ANY, _BIASES.get(kind)))))
 
     def has(self, name: str) -> bool:
