@@ -72,3 +72,8 @@ def _check(name: str, kind: Kind, parts: tuple[PartNeed, ...]) -> None:
         raise ConfigError(f"kind {name!r}: {'it has no windows' if has_windows else 'no part has a window'}")
     if any(isinstance(part, PointSpec) for part in parts) is not kind.point_state:
         raise ConfigError(f"kind {name!r}: {'no part' if kind.point_state else 'a part'} has point state")
+    valued = {part.layer for part in parts if part.name == VALUES}
+    for part in parts:
+        if isinstance(part, RowsSpec) and part.name == KEYS and part.layer not in valued:
+            if part.value_size is None:
+                raise ConfigError(f"kind {name!r}: keys of layer {part.layer} have no values")

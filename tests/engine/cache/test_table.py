@@ -81,7 +81,7 @@ def test_layouts_list_parts_by_kind_then_layer_then_name(kind: str) -> None:
 # -- refusals --------------------------------------------------------------------------------------
 
 K, V = keys_and_values(0, 1, 8, 8, None)
-WINDOW_K = replace(K, window=WindowSpec(4))
+WINDOW_K, LATENT = replace(K, window=WindowSpec(4)), replace(K, value_size=8)
 INDEX = RowsSpec("idx.k", 0, 1, 8)
 STATE = PointSpec("ssm.state", 0, (3,))
 POOLED = BlocksSpec("pool.k", 0, 8, 4)
@@ -91,6 +91,7 @@ BAD: list[tuple[str, tuple[PartNeed, ...], str]] = [
     ("dsa", (K,), "kind 'dsa': there is no part idx.k"),
     ("msa", (K, INDEX), "kind 'msa': there is no part kv.v"),
     ("hybrid_idx", (K, V, STATE), "kind 'hybrid_idx': there is no part pool.k"),
+    ("kv", (K,), "kind 'kv': keys of layer 0 have no values"),
     ("kv", (K, V, INDEX), "kind 'kv': it has no part idx.k"),
     ("recurrent", (K, STATE), "kind 'recurrent': it has no part kv.k"),
     ("hybrid", (K, V, POOLED, STATE), "kind 'hybrid': it has no part pool.k"),
@@ -101,7 +102,7 @@ BAD: list[tuple[str, tuple[PartNeed, ...], str]] = [
     ("recurrent", (), "kind 'recurrent': no part has point state"),
     ("hybrid", (K, V), "kind 'hybrid': no part has point state"),
     ("kv", (K, V, K), "kind 'kv': two parts of one layer have the same name"),
-    ("dsa", (K, replace(INDEX, size=7, basis=Basis.ROTATED)), "idx.k: rows of 7 values cannot be rotated"),
+    ("dsa", (LATENT, replace(INDEX, size=7, basis=Basis.ROTATED)), "idx.k: rows of 7 values cannot be"),
 ]
 
 
