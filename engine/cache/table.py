@@ -74,6 +74,6 @@ def _check(name: str, kind: Kind, parts: tuple[PartNeed, ...]) -> None:
         raise ConfigError(f"kind {name!r}: {'no part' if kind.point_state else 'a part'} has point state")
     valued = {part.layer for part in parts if part.name == VALUES}
     for part in parts:
-        if isinstance(part, RowsSpec) and part.name == KEYS and part.layer not in valued:
-            if part.value_size is None:
-                raise ConfigError(f"kind {name!r}: keys of layer {part.layer} have no values")
+        alone = isinstance(part, RowsSpec) and part.name == KEYS and part.value_size is None
+        if alone and part.layer not in valued:
+            raise ConfigError(f"kind {name!r}: keys of layer {part.layer} have no values")
