@@ -170,7 +170,7 @@ class Engine:
         shared = done = self.share(seq, ids)
         try:
             while done < len(ids) and not (cancel and cancel()):
-                part = ids[done : done + self._stride(seq)]
+                part = ids[done : done + self.stride(seq)]
                 self.advance({seq: part})
                 done += len(part)
                 if progress:
@@ -380,7 +380,7 @@ class Engine:
         every = self.config.checkpoint_every
         return every - self.length(seq) % every
 
-    def _stride(self, seq: SeqId) -> int:
+    def stride(self, seq: SeqId) -> int:
         """How many tokens of a prompt go in at once: a batch, but none that skips a checkpoint."""
         most = self.config.max_batch
         return min(most, self._until_checkpoint(seq)) if self._has_points else most

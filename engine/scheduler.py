@@ -121,7 +121,7 @@ class Scheduler:
         for name, request in self._requests.items():
             if request.rest and room:
                 request.rest = request.rest[self._engine.share(request.seq, request.rest) :]
-                work[name] = request.rest[:room]
+                work[name] = request.rest[: min(room, self._engine.stride(request.seq))]
                 room -= len(work[name])
         return work
 

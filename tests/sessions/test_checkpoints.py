@@ -8,6 +8,7 @@ import pytest
 
 from engine.errors import FingerprintMismatch, NoSlot
 from engine.runner import Engine
+from engine.scheduler import Options, Scheduler
 from engine.state import PartKind, Pending, SamplerParams
 from serialization.resume import can_resume_at
 from sessions.conversation import Conversation, Reply
@@ -191,6 +192,17 @@ def test_within_a_long_prompt_there_is_a_checkpoint_every_so_many_tokens(family:
     assert other is not None
     assert one.equal(other)
     assert engine.length(live) == 150
+
+
+def test_prompts_of_a_scheduler_have_their_checkpoints_at_the_same_places() -> None:
+    engine = engine_of("mamba2", checkpoint_every=50, max_batch=64)
+    scheduler = Scheduler(engine)
+    talking, waiting = engine.create(), engine.create()
+    scheduler.submit(talking, [1, 2, 3], Options(max_tokens=20))
+    scheduler.submit(waiting, list(range(180)), Options(max_tokens=1))
+    while len(scheduler):
+        scheduler.step()
+    assert [engine.last_resumable(waiting, at) for at in (99, 149, 179)] == [50, 100, 150]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
