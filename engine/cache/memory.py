@@ -242,7 +242,7 @@ class View(Protocol):
         ...
 
     def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
-        """Point state [segments, *shape] after each segment's last token."""
+        """Point state [segments, *shape] after each segment's last token; not to be changed any more."""
         ...
 
     def previous_tokens(self, count: int) -> Ints:

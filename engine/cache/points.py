@@ -14,32 +14,49 @@ Frozen = tuple[torch.Tensor, ...]
 
 
 class PointBuffer:
-    """The live state of one part, for every sequence: float32 [num_seqs, *shape]."""
+    """The live state of one part, float32 [*shape] for every sequence.
+
+    A tensor that is kept is never written to: it is replaced. So reading copies nothing, and what a plan
+    undoes, what a fork shares and what a checkpoint holds can be the same tensor.
+    """
 
     def __init__(self, spec: PointSpec, num_seqs: int, device: torch.device) -> None:
         self.shape = spec.shape
-        self._data = torch.zeros((num_seqs, *spec.shape), dtype=torch.float32, device=device)
+        self._zeros = torch.zeros(spec.shape, dtype=torch.float32, device=device)
+        self._data = [self._zeros] * num_seqs
 
     def read(self, seqs: Sequence[SeqId]) -> torch.Tensor:
-        """A copy of the state of `seqs`, [seqs, *shape]."""
-        return self._data[list(seqs)]
+        """The state of `seqs`, [seqs, *shape]; not to be changed."""
+        if len(seqs) == 1:
+            return self._data[seqs[0]][None]
+        return torch.stack([self._data[seq] for seq in seqs])
 
     def write(self, seqs: Sequence[SeqId], values: torch.Tensor) -> None:
-        self._data[list(seqs)] = values.to(self._data)
+        """Keep `values` [seqs, *shape], which are not to be changed any more."""
+        for seq, value in zip(seqs, values.to(self._zeros), strict=True):
+            self._data[seq] = _own(value.view(self.shape))
 
     def clear(self, seq: SeqId) -> None:
         """As before the first token."""
-        self._data[seq] = 0
+        self._data[seq] = self._zeros
 
     def read_bytes(self, seq: SeqId) -> torch.Tensor:
-        """A copy, uint8 [row_nbytes]."""
-        return self._data[seq].clone().view(-1).view(torch.uint8)
+        """uint8 [row_nbytes]; not to be changed."""
+        return self._data[seq].view(-1).view(torch.uint8)
 
     def write_bytes(self, seq: SeqId, stored: torch.Tensor) -> None:
         """Put bytes back that `read_bytes` gave, here or elsewhere."""
-        if stored.data_ptr() % 4 or stored.storage_offset() % 4:
-            stored = stored.clone()
-        self._data[seq] = stored.contiguous().view(torch.float32).view(self.shape).to(self._data)
+        # Where bytes lie in a file is not where float32 values may, or where products of them would have the
+        # same last bits.
+        row = torch.empty_like(self._zeros)
+        row.view(-1).view(torch.uint8).copy_(stored)
+        self._data[seq] = row
+
+
+def _own(row: torch.Tensor) -> torch.Tensor:
+    """`row` with nothing beside it in memory, so that it keeps nothing else alive."""
+    alone = row.is_contiguous() and row.untyped_storage().nbytes() == row.nbytes
+    return row if alone else row.clone(memory_format=torch.contiguous_format)
 
 
 class Checkpoints:

@@ -86,15 +86,27 @@ def test_a_rollback_brings_the_state_back(kind: str, applied: int) -> None:
     assert everything(memory) == before
 
 
-def test_what_a_view_gives_is_nobody_elses() -> None:
-    memory_spec = member_spec("recurrent")
-    memory = tiny_memory(memory_spec)
-    feed(memory_spec, memory, (A, range(3)))
-    before = everything(memory)
-    plan = memory.plan(batch_of((A, 3, [9])))
-    plan.apply(0).point("ssm.state", 0).fill_(5)
-    plan.rollback()
-    assert everything(memory) == before
+@kinds
+def test_a_state_is_replaced_and_never_written_to(kind: str) -> None:
+    """Checkpoints, forks and what a plan would undo hold the same tensors as the live state."""
+    lines = lines_of(kind)
+    lines.feed((A, range(7)))
+    buffers = [part.buffer for part in lines.memory._parts.points.values()]
+    held = [buffer.read([A]) for buffer in buffers]
+    copies = [tensor.clone() for tensor in held]
+    lines.feed((A, range(100, 103)))
+    lines.cut(A, 0)
+    lines.feed((A, range(200, 205)))
+    assert all(torch.equal(*pair) for pair in zip(held, copies, strict=True))
+
+
+@kinds
+def test_a_state_keeps_nothing_alive_but_itself(kind: str) -> None:
+    lines = lines_of(kind)
+    lines.feed((A, range(7)), (B, range(50, 57)))
+    for part in lines.memory._parts.points.values():
+        row = part.buffer.read([A])
+        assert row.untyped_storage().nbytes() == row.nbytes
 
 
 @kinds
