@@ -20,7 +20,7 @@ from engine.models.layers import FeedForward, RmsNorm
 from engine.models.loading import Loader, hub_ffn, hub_head, hub_qkv
 from engine.models.qwen3_next import check_silu, read_kinds
 from engine.models.sizes import FULL, Sizes, read_sizes
-from engine.rope import Angles, turn
+from engine.rope import Angles, Rotary, turn
 
 #: that of the delta nets' own norms, whatever the configuration says of the others
 _DELTA_EPS = 1e-5
@@ -88,8 +88,7 @@ class OlmoHybrid(Decoder):
         sizes, deltas = read_sizes(fields), read_delta_sizes(fields)
         check_silu(fields)
         kinds = read_kinds(fields, sizes.num_layers)
-        has_positions = rope_section(fields, None).has("rope_theta") or fields.has("rope_theta")
-        rotary = read_rope(fields, sizes.head_size, placement.n_ctx) if has_positions else None
+        rotary = _rotary(fields, sizes, placement.n_ctx)
         eps = fields.number("rms_norm_eps", 1e-6)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
         parts: list[PartNeed] = []
@@ -125,6 +124,16 @@ class OlmoHybrid(Decoder):
             ),
             blocks=blocks,
         )
+
+
+def _rotary(fields: Fields, sizes: Sizes, n_ctx: int) -> Rotary | None:
+    """None where the file says that the base is null: attention has no positions then. A file that says
+    nothing is refused, since transformers takes it to have some."""
+    rope = rope_section(fields, None)
+    if rope.has("rope_theta") or fields.has("rope_theta"):
+        return read_rope(fields, sizes.head_size, n_ctx)
+    (rope if fields.has("rope_parameters") else fields).positive_or_null("rope_theta")
+    return None
 
 
 def _attention_block(

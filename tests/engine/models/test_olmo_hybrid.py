@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.errors import WeightsRefused
 from engine.rope import Rotary
 from tests.engine.reading import read_all
 from tests.engine.weights.folders import change_config
@@ -43,6 +44,21 @@ def test_the_older_word_for_positions_is_read(tmp_path: Path) -> None:
     ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), tokens(), [LENGTH])])
     theirs = reference("olmo_hybrid", tokens(), positions=True)
     assert float((ours - theirs).abs().max()) < 1e-4
+
+
+def test_a_base_of_null_means_no_positions_in_the_older_word_too(tmp_path: Path) -> None:
+    write("olmo_hybrid", tmp_path)
+    change_config(tmp_path, rope_parameters=None, rope_theta=None)
+    ours = torch.cat([logits for _, logits in read_all(open_engine(tmp_path), tokens(), [LENGTH])])
+    assert float((ours - reference("olmo_hybrid", tokens())).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("rope", [..., None, {"rope_type": "default"}], ids=str)
+def test_a_file_must_say_whether_there_are_positions(rope: object, tmp_path: Path) -> None:
+    write("olmo_hybrid", tmp_path)
+    change_config(tmp_path, rope_parameters=rope)
+    with pytest.raises(WeightsRefused, match="rope_theta"):
+        open_engine(tmp_path)
 
 
 def test_refusals(tmp_path: Path) -> None:
