@@ -12,7 +12,7 @@ from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
 from engine.models.layers import LayerNorm
-from engine.models.loading import Loader, check_bias, hub_attention, hub_ffn, hub_head
+from engine.models.loading import Loader, check_bias, hub_attention, hub_ffn, hub_head, hub_prefix
 from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
 
 
@@ -26,7 +26,8 @@ class Cohere2(Decoder):
         kinds = _layer_types(fields, sizes.num_layers)
         windows = {FULL: None, SLIDING: WindowSpec(fields.count("sliding_window"))}
         rotaries = {SLIDING: read_rope(fields, sizes.head_size, placement.n_ctx)}
-        embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
+        prefix = hub_prefix(load)
+        embedding = load.tensor(f"{prefix}.embed_tokens.weight", sizes.vocab_size, sizes.width)
         super().__init__(
             weights.architecture,
             fields,
@@ -36,11 +37,14 @@ class Cohere2(Decoder):
             rotaries=rotaries,
             ends=Ends(
                 embedding,
-                _norm(load, fields, "model.norm", sizes.width),
+                _norm(load, fields, f"{prefix}.norm", sizes.width),
                 hub_head(load, fields, sizes, embedding, tied=True),
                 logit_scale=fields.number("logit_scale", 0.0625),
             ),
-            blocks=[_block(load, fields, sizes, layer, kind) for layer, kind in enumerate(kinds)],
+            blocks=[
+                _block(load, fields, sizes, f"{prefix}.layers.{layer}", layer, kind)
+                for layer, kind in enumerate(kinds)
+            ],
         )
 
 
@@ -52,8 +56,7 @@ def _layer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     return tuple(SLIDING if (layer + 1) % every else FULL for layer in range(num_layers))
 
 
-def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str) -> ParallelBlock:
-    prefix = f"model.layers.{layer}"
+def _block(load: Loader, fields: Fields, sizes: Sizes, prefix: str, layer: int, kind: str) -> ParallelBlock:
     check_bias(load, fields, f"{prefix}.self_attn.q_proj", False)
     scale, pairs = sizes.head_size**-0.5, sizes.head_size // 2
     return ParallelBlock(

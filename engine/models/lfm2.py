@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder, Ends, Pass
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
 from engine.models.layers import Attention, FeedForward, HeadNorm, RmsNorm
-from engine.models.loading import Loader, check_bias, hub_head, hub_qkv
+from engine.models.loading import Loader, check_bias, hub_head, hub_prefix, hub_qkv
 from engine.models.sizes import FULL, Sizes, read_layer_types, read_sizes
 
 #: the other word of layer_types, and the name of the point state
@@ -67,12 +67,12 @@ class Lfm2(Decoder):
         kinds = _read_kinds(fields, sizes.num_layers)
         kernel, inner = fields.count("conv_L_cache", least=2, most=2**16), _ffn_width(fields)
         rotary = read_rope(fields, sizes.head_size, placement.n_ctx, default_base=1_000_000.0)
-        eps = fields.number("norm_eps", 1e-5)
-        embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
+        eps, prefix = fields.number("norm_eps", 1e-5), hub_prefix(load)
+        embedding = load.tensor(f"{prefix}.embed_tokens.weight", sizes.vocab_size, sizes.width)
         parts: list[PartNeed] = []
         blocks = []
         for layer, kind in enumerate(kinds):
-            name, size = f"model.layers.{layer}", sizes.head_size
+            name, size = f"{prefix}.layers.{layer}", sizes.head_size
             if kind == FULL:
                 parts += keys_and_values(layer, sizes.num_kv_heads, size, size, rotary)
                 mixer: Attention | GatedConv = _attention(load, f"{name}.self_attn", layer, sizes, eps)
@@ -96,7 +96,7 @@ class Lfm2(Decoder):
             rotaries={FULL: rotary},
             ends=Ends(
                 embedding,
-                load.norm("model.embedding_norm", sizes.width, eps),
+                load.norm(f"{prefix}.embedding_norm", sizes.width, eps),
                 hub_head(load, fields, sizes, embedding, tied=fields.flag("tie_embedding", True)),
             ),
             blocks=blocks,

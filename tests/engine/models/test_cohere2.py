@@ -13,8 +13,9 @@ from engine.models.base import Placement
 from engine.models.cohere2 import Cohere2
 from engine.weights.hub_names import HubWeights
 from tests.oracles.base import check_numbers, write
-from tests.oracles.older import check_reworded
+from tests.oracles.older import check_full_pass, check_reworded
 from tests.oracles.refusals import check_refusals
+from tests.oracles.variants import nest
 
 VARIATIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -29,6 +30,13 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_numbers(name: str, tmp_path: Path) -> None:
     check_numbers("cohere2", tmp_path, **VARIATIONS[name])
+
+
+@pytest.mark.parametrize("trunk", ["model.language_model", "language_model.model"])
+def test_text_model_of_a_larger_one(trunk: str, tmp_path: Path) -> None:
+    write("cohere2", tmp_path)
+    nest(tmp_path, trunk, "cohere2_vision")
+    check_full_pass("cohere2", tmp_path)
 
 
 def test_older_files_say_how_far_apart_full_layers_are(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.engine.reading import read_all
 from tests.engine.weights.folders import change_config
 from tests.oracles.base import LENGTH, check_numbers, open_engine, reference, tokens, write
+from tests.oracles.older import check_full_pass
 from tests.oracles.refusals import check_refusals
+from tests.oracles.variants import nest
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,12 @@ def test_numbers(changes: dict[str, Any], tmp_path: Path) -> None:
 def test_convolutions_alone_are_a_recurrent_memory(kinds: str, kind: str, tmp_path: Path) -> None:
     write("lfm2", tmp_path, kinds=kinds)
     assert open_engine(tmp_path)._model.needs.kind == kind
+
+
+def test_text_model_of_a_larger_one(tmp_path: Path) -> None:
+    write("lfm2", tmp_path)
+    nest(tmp_path, "model.language_model", "lfm2_vl")
+    check_full_pass("lfm2", tmp_path)
 
 
 def test_the_hubs_older_words_mean_the_same(tmp_path: Path) -> None:
