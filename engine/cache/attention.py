@@ -30,6 +30,10 @@ class Scoring:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
 
+    def of(self, heads: slice) -> Scoring:
+        """For some of the heads alone."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
+
 
 def build_mask(
     queries: Ints, keys: Ints, window: WindowSpec | None, dtype: torch.dtype, device: torch.device
@@ -65,28 +69,11 @@ def narrowed(
     scoring: Scoring,
 ) -> torch.Tensor:
     """`attend` over the keys of each query that are picked: bool [queries, keys] or [kv heads, queries,
-    keys]."""
+    keys]. All keys are read; who has one query reads no more than it has picked."""
     group = q.shape[1] // k.shape[1]
-    if q.shape[0] == 1:
-        # One query is not masked, and reads nothing but what it has picked.
-        if picked.dim() == 2:
-            rows = picked[0].nonzero()[:, 0]
-            return attend(q, k[rows], v[rows], None, scoring)
-        return torch.cat([_of_head(q, k, v, picked[head, 0], scoring, head) for head in range(k.shape[1])], 1)
     narrow = torch.zeros(picked.shape, dtype=k.dtype, device=k.device)
     narrow = narrow.masked_fill_(~picked, float("-inf")).repeat(*([1] * (picked.dim() - 2)), group, 1)
     return attend(q, k, v, narrow if mask is None else narrow + mask, scoring)
-
-
-def _of_head(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, picked: torch.Tensor, scoring: Scoring, head: int
-) -> torch.Tensor:
-    """What the query heads of one key head make of the picked keys [keys]."""
-    group, rows = q.shape[1] // k.shape[1], picked.nonzero()[:, 0]
-    heads, one = slice(head * group, (head + 1) * group), slice(head, head + 1)
-    if scoring.sinks is not None:
-        scoring = replace(scoring, sinks=scoring.sinks[heads])
-    return attend(q[:, heads], k[rows, one], v[rows, one], None, scoring)
 
 
 def attend(

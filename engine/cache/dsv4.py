@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.batch import Ints
-from engine.cache.attention import Scoring, narrowed
+from engine.cache.attention import Scoring, attend, narrowed
 from engine.cache.dsa import best, lightning_scores
 from engine.cache.memory import Held, WindowSpec
 
@@ -110,6 +110,11 @@ def attend_both(
         queries = at[some]
         first = int(np.searchsorted(near.positions, window.first_visible(queries[:1])[0]))
         end = int(np.searchsorted(near.positions, queries[-1], side="right"))
+        if len(queries) == 1:
+            # Nothing is masked, and nothing read but what is picked.
+            rows = torch.cat((near.rows[first:end], far[picked[start].nonzero()[:, 0], None]))
+            out.append(attend(q[some], rows, rows, None, scoring))
+            continue
         keys_at = near.positions[first:end]
         visible = keys_at <= queries[:, None]
         visible &= keys_at >= window.first_visible(queries)[:, None]

@@ -40,6 +40,11 @@ class Slot:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def pick(self, picked: torch.Tensor) -> Slot:
+        """The cells at `picked`, int64 [n] in this order."""
+        index = picked + self.start if self.index is None else self.index[picked]
+        return Slot(0, len(picked), index)
+
 
 class RowBuffer:
     """[cells, heads, head size] values of one tensor, stored as `dtype`.
@@ -97,6 +102,13 @@ class RowBuffer:
             data = decode(self.dtype, data, self.compute).view(len(slot), self.num_heads, self.head_size)
         return data.to(self.compute)
 
+    def read_head(self, slot: Slot, head: int) -> torch.Tensor:
+        """As `read`, of one head: [len(slot), 1, head size]. The others are not looked at."""
+        data = self._at(slot, head)
+        if self.dtype not in PLAIN:
+            data = decode(self.dtype, data, self.compute)
+        return data.to(self.compute)[:, None]
+
     def read_plain(self, slot: Slot) -> torch.Tensor:
         """The same in float32 and un-rotated."""
         data = self._at(slot)
@@ -121,10 +133,13 @@ class RowBuffer:
             stored = stored.clone()
         self._put(slot, stored.contiguous().view(data.dtype).view(len(slot), *data.shape[1:]))
 
-    def _at(self, slot: Slot) -> torch.Tensor:
+    def _at(self, slot: Slot, head: int | None = None) -> torch.Tensor:
+        data = self._data
+        if head is not None:
+            data = data.view(len(data), self.num_heads, -1)[:, head]
         if slot.index is None:
-            return self._data[slot.start : slot.stop]
-        return self._data.index_select(0, slot.index)
+            return data[slot.start : slot.stop]
+        return data.index_select(0, slot.index)
 
     def _put(self, slot: Slot, stored: torch.Tensor) -> None:
         if slot.index is None:

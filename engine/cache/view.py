@@ -109,6 +109,9 @@ class PartsView:
             q = keys.hadamard.rotate(q)
         out = []
         for index, reading in enumerate(self._reading(part, q.shape[1] // keys.num_heads)):
+            if chosen is not None and reading.segment.stop - reading.segment.start == 1:
+                out.append(self._of_picked(part, reading, q, chosen[index][..., 0, :], scoring))
+                continue
             k_rows = keys.read(reading.slot)
             v_rows = k_rows[..., : part.need.value_size] if values is keys else values.read(reading.slot)
             for block in reading.blocks:
@@ -122,6 +125,28 @@ class PartsView:
                 out.append(narrowed(rows, k_rows[seen], v_rows[seen], block.mask, picked, scoring))
         joined = out[0] if len(out) == 1 else torch.cat(out)
         return joined if values.hadamard is None else values.hadamard.rotate(joined)
+
+    def _of_picked(
+        self, part: RowsPart, reading: Reading, q: torch.Tensor, picked: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """What the only query of a segment makes of the rows that it has `picked`, bool [rows] or [kv heads,
+        rows]. No others are read."""
+        keys, values = part.buffer, self._values(part)
+        size, group = part.need.value_size, q.shape[1] // keys.num_heads
+        row = q[reading.segment.start : reading.segment.stop]
+        if picked.dim() == 1:
+            slot = reading.slot.pick(picked.nonzero()[:, 0])
+            k_rows = keys.read(slot)
+            v_rows = k_rows[..., :size] if values is keys else values.read(slot)
+            return attend(row, k_rows, v_rows, None, scoring)
+        out = []
+        for head, of_head in enumerate(picked):
+            slot = reading.slot.pick(of_head.nonzero()[:, 0])
+            heads = slice(head * group, (head + 1) * group)
+            k_rows = keys.read_head(slot, head)
+            v_rows = k_rows[..., :size] if values is keys else values.read_head(slot, head)
+            out.append(attend(row[:, heads], k_rows, v_rows, None, scoring.of(heads)))
+        return torch.cat(out, 1)
 
     def _values(self, part: RowsPart) -> RowBuffer:
         return part.buffer if part.need.value_size else self._parts.rows[VALUES, part.need.layer].buffer

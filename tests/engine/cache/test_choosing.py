@@ -12,6 +12,7 @@ from engine.batch import Ubatch
 from engine.cache.attention import Scoring, attend, narrowed
 from engine.cache.memory import KEYS, Chosen, MemoryNeeds, MemorySpec, RowsSpec, View, WindowSpec
 from engine.cache.parts_memory import PartsMemory
+from engine.cache.rows import RowBuffer, Slot
 from engine.cache.view import BLOCK
 from engine.state import SeqId
 from tests.engine.cache.harness import A, B
@@ -157,6 +158,31 @@ def test_who_chooses_everything_sees_what_all_see(count: int, dtype: torch.dtype
     for picked in (every, every.expand(2, -1, -1)):
         out = narrowed(q, k, v, None, picked, Scoring(0.3))
         assert torch.allclose(out.float(), plain_out.float(), atol=1e-6 if dtype is torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_a_lone_query_reads_no_rows_but_those_that_it_chose(
+    dtype: str, per_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory_spec = wide_spec(None, size=32, type_k=dtype, type_v=dtype)
+    memory = tiny_memory(memory_spec)
+    feed(memory_spec, memory, (B, range(3)), (A, range(12)))
+    feed(memory_spec, memory, (B, range(3, 5)), (A, range(12, 20)))  # cells of A are scattered
+    choice = random_choice(1, 21, 5, HEADS if per_head else None)
+    read = []
+    real = RowBuffer._at
+
+    def counted(buffer: RowBuffer, slot: Slot, head: int | None = None) -> torch.Tensor:
+        read.append(len(slot))
+        return real(buffer, slot, head)
+
+    monkeypatch.setattr(RowBuffer, "_at", counted)
+    out, ubatch, view = attended(memory_spec, memory, [20], chosen=(choice,))
+    assert 0 < max(read) <= int(choice.sum(-1).max())
+    k, v = (view.held(need.name, 0, ubatch.segments[0]).rows for need in needs_of(memory_spec))
+    expected = definition(queries(needs_of(memory_spec)[0], [20]), k, v, choice, SCALE)
+    assert torch.allclose(out.double(), expected, atol=1e-5)
 
 
 def test_rows_of_another_layer_are_read_without_being_written() -> None:
