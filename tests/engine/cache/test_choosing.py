@@ -165,7 +165,7 @@ def test_who_chooses_everything_sees_what_all_see(count: int, dtype: torch.dtype
 def test_a_lone_query_reads_no_rows_but_those_that_it_chose(
     dtype: str, per_head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory_spec = wide_spec(None, size=32, type_k=dtype, type_v=dtype)
+    memory_spec = wide_spec(None, size=32, types=(dtype, dtype))
     memory = tiny_memory(memory_spec)
     feed(memory_spec, memory, (B, range(3)), (A, range(12)))
     feed(memory_spec, memory, (B, range(3, 5)), (A, range(12, 20)))  # cells of A are scattered
