@@ -12,7 +12,7 @@ from engine.models.fields import Fields
 from engine.models.kda import KdaSizes
 from engine.models.mla import LatentSizes
 from engine.models.mla_ffn import read_kinds
-from engine.models.sizes import FULL, Sizes
+from engine.models.sizes import FULL, Sizes, read_layer_types
 
 LINEAR, INDEXED = "linear_attention", "indexed_attention"
 OWN, SHARED = "full", "shared"
@@ -117,10 +117,9 @@ def _read_latents(fields: Fields) -> LatentSizes:
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Files call a layer with an indexer full attention too."""
-    if fields.has("layer_types"):
-        words = fields.words("layer_types", num_layers, (LINEAR, INDEXED, FULL))
-        return tuple(LINEAR if word == LINEAR else INDEXED for word in words)
-    return tuple(INDEXED if layer % 4 == 3 else LINEAR for layer in range(num_layers))
+    default = tuple(INDEXED if layer % 4 == 3 else LINEAR for layer in range(num_layers))
+    words = read_layer_types(fields, (LINEAR, INDEXED, FULL), default)
+    return tuple(LINEAR if word == LINEAR else INDEXED for word in words)
 
 
 def _read_delta(weights: WeightSource, fields: Fields) -> tuple[KdaSizes, float | None]:

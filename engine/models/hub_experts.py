@@ -1,4 +1,4 @@
-"""Experts as the hub has them: three matrices of each, under names of their own."""
+"""Experts as the hub has them: three matrices of each, under names of their own, as a rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ def hub_experts(
     activation: Activation,
     names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> Experts:
-    """`prefix`.0 and those behind it, each a gated feed-forward of `inner` values."""
+    """`prefix`.0 and those behind it, each a gated feed-forward of `inner` values; or all of them in two
+    tensors, gates before ups, as transformers keeps them and some files do."""
+    if load.has(f"{prefix}.gate_up_proj"):
+        return Experts(
+            load.tensor(f"{prefix}.gate_up_proj", num_experts, 2 * inner, width),
+            load.tensor(f"{prefix}.down_proj", num_experts, width, inner),
+            activation,
+        )
     gate, up, down = names
     gates, downs = [], []
     for expert in range(num_experts):

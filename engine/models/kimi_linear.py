@@ -24,7 +24,7 @@ from engine.models.loading import Loader, check_bias, hub_ffn, hub_head
 from engine.models.mla import LatentAttention, load_latent_attention, read_latent_sizes
 from engine.models.mla_ffn import DENSE, SPARSE, Mixture
 from engine.models.routing import BiasedSigmoid, Groups
-from engine.models.sizes import FULL, read_sizes
+from engine.models.sizes import FULL, read_layer_types, read_sizes
 
 LINEAR = "linear_attention"
 
@@ -121,7 +121,7 @@ def _read_deltas(fields: Fields) -> KdaSizes:
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """FULL or LINEAR of each layer: by name, or by numbers that begin with 1."""
     if fields.has("layer_types"):
-        kinds = fields.words("layer_types", num_layers, (LINEAR, FULL))
+        kinds = read_layer_types(fields, (LINEAR, FULL), (LINEAR,) * num_layers)
     else:
         full = fields.section("linear_attn_config").counts("full_attn_layers", least=1, most=num_layers)
         kinds = tuple(FULL if layer + 1 in full else LINEAR for layer in range(num_layers))

@@ -14,7 +14,7 @@ from engine.models.hub_rope import read_rope
 from engine.models.hyper_lowrank import StreamSizes
 from engine.models.ngram import NgramHash, build_hash
 from engine.models.ple import PleSizes
-from engine.models.sizes import FULL, Sizes, read_sizes
+from engine.models.sizes import FULL, Sizes, read_layer_types, read_sizes
 from engine.rope import Rotary
 
 LINEAR, INDEXED = "linear_attention", "indexed_attention"
@@ -102,11 +102,10 @@ def read_config(weights: WeightSource, fields: Fields, n_ctx: int) -> Qwen4ExpCo
 
 def _read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Files call a layer with an indexer full attention too."""
-    if fields.has("layer_types"):
-        words = fields.words("layer_types", num_layers, (LINEAR, INDEXED, FULL))
-        return tuple(LINEAR if word == LINEAR else INDEXED for word in words)
     every = fields.count("full_attention_interval", 4)
-    return tuple(LINEAR if (layer + 1) % every else INDEXED for layer in range(num_layers))
+    default = tuple(LINEAR if (layer + 1) % every else INDEXED for layer in range(num_layers))
+    words = read_layer_types(fields, (LINEAR, INDEXED, FULL), default)
+    return tuple(LINEAR if word == LINEAR else INDEXED for word in words)
 
 
 def _read_indexes(fields: Fields, layers: list[int], rotary: Rotary) -> tuple[int, dict[int, PooledIndex]]:

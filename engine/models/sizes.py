@@ -8,6 +8,13 @@ from engine.models.fields import Fields
 
 #: words of layer_types
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+#: what files of the hub call them, and transformers did once
+_OLDER = {
+    "attention": FULL,
+    "deepseek_sparse_attention": "indexed_attention",
+    "mamba": "linear_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
 
 _MAX_LAYERS = 4096
 
@@ -48,4 +55,8 @@ def read_sizes(fields: Fields, default_context: int | None = None) -> Sizes:
 
 def read_layer_types(fields: Fields, allowed: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
     """Of each layer one of `allowed`; `default` is what a file means that says nothing."""
-    return fields.words("layer_types", len(default), allowed) if fields.has("layer_types") else default
+    if not fields.has("layer_types"):
+        return default
+    older = (word for word, meant in _OLDER.items() if meant in allowed)
+    words = fields.words("layer_types", len(default), (*allowed, *older))
+    return tuple(_OLDER.get(word, word) for word in words)

@@ -45,6 +45,7 @@ SIZES = {
     "gemma-4-26b-a4b": 25_233_141_790,
     "gemma-4-e2b": 4_628_569_379,
     "glm-5": 743_911_218_432,
+    "glm-53-flash": 313_326_811_966,
     "gpt-oss-20b": 20_914_757_184,
     "granite-4-h-micro": 3_191_396_096,
     "granite-4-h-tiny": 6_939_037_248,
@@ -69,6 +70,7 @@ SIZES = {
     "phi-4-mini": 3_836_021_760,
     "qwen3-next-80b": 79_674_391_296,
     "qwen35-4b": 4_205_751_296,
+    "qwen38-flash-next": 176_943_899_520,
     "recurrentgemma-2b": 2_682_862_080,
     "zamba2-12b": 1_215_064_704,
 }
@@ -76,10 +78,14 @@ SIZES = {
 _PREFIXES = {
     "gemma3n_text": "model.language_model.",
     "gemma4_text": "model.language_model.",
+    "glm5_next_text": "model.language_model.",
     "llama4_text": "language_model.",
     "minimax_m3_vl": "language_model.",
     "qwen3_5_text": "model.language_model.",
+    "qwen4_exp_text": "model.language_model.",
 }
+#: families whose files have the experts of a layer in two tensors
+_FUSED = {"gemma4_text", "gpt_oss", "llama4_text", "qwen4_exp_text"}
 #: families whose files have no output matrix, and need not say so
 _TIED = {"cohere2", "gemma2", "gemma3n_text", "lfm2", "mamba", "recurrent_gemma", "zamba2"}
 #: the biases that files have; in other families there are none but those of convolutions and step sizes
@@ -96,6 +102,7 @@ _ABSENT = {
     "deepseek_v4": r"^model\.|^embed_tokens|^hc_head\.",
     "kimi_linear": r"block_sparse_moe\.gate_proj",
     "minimax_m3_vl": r"\.indexer\.|\.mlp\.(experts|shared_experts|gate\.)|gate_up_proj",
+    "qwen4_exp_text": r"ngram_embedding\.weight|layer_multipliers|ngram_heads_",
 }
 _ABSENT_OF_ANY = r"backbone\.embedding\.|k_rope_only_layernorm|self_attn\.(\d\.)?g_proj"
 
@@ -108,14 +115,17 @@ class Header:
         self.architecture = kind = str(self.hparams["model_type"])
         self.read: dict[str, tuple[int, ...]] = {}
         self._prefix = _PREFIXES.get(kind, "")
+        self._head_outside = self._prefix == "model.language_model."
         absent = [_ABSENT_OF_ANY, _ABSENT.get(kind, "")]
+        absent += ["" if kind in _FUSED else r"experts\.gate_up_proj"]
         absent += ["" if kind in _PREFIXES else "language_model"]
         absent += ["lm_head" if self.hparams.get("tie_word_embeddings", kind in _TIED) else ""]
         self._absent = re.compile("|".join(filter(None, absent)))
         self._biases = re.compile("|".join(filter(None, (_BIASES_OF_ANY, _BIASES.get(kind)))))
 
     def has(self, name: str) -> bool:
-        if not name.startswith(self._prefix) or self._absent.search(name):
+        inside = name.startswith(self._prefix) or (self._head_outside and name == "lm_head.weight")
+        if not inside or self._absent.search(name):
             return False
         return not name.endswith(".bias") or bool(self._biases.search(name))
 
