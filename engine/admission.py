@@ -1,9 +1,10 @@
-"""Which states an engine takes in: those of its own meaning, whole, and no longer than its context."""
+"""What an engine takes in: states of its own meaning, whole, and tokens that its context has room for."""
 
 from __future__ import annotations
 
 import torch
 
+from engine.config import ResolvedConfig
 from engine.errors import ContextFull, FingerprintMismatch, StateError
 from engine.state import Fingerprint, Layout, NextLogits, Pending, SequenceState
 
@@ -45,3 +46,21 @@ def _check_spans(state: SequenceState) -> None:
         at = span.stop
     if at != state.length:
         raise StateError(f"the state says how {at:,} rows came to be, and has {state.length:,} tokens")
+
+
+def check_room(config: ResolvedConfig, refuse_shift: str | None, length: int, count: int) -> None:
+    """Raises ContextFull if `count` tokens more than the `length` there are can never fit. A context that is
+    full can be shifted by choice, unless `refuse_shift` says why not."""
+    full = config.n_ctx
+    if length + count <= full:
+        return
+    if config.overflow == "shift" and count <= full - config.n_keep - 1:
+        if refuse_shift is None:
+            return
+        raise ContextFull(f"the context of {full:,} tokens is full, and cannot be shifted: {refuse_shift}")
+    raise ContextFull(
+        f"the context of {full:,} tokens is full: {length:,} are used, and {count:,} more do not fit",
+        length=length,
+        count=count,
+        n_ctx=full,
+    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.admission import check_state
-from engine.cache.memory import Memory, MemorySpec
+from engine.admission import check_room, check_state
+from engine.cache.memory import Memory
 from engine.cache.table import build_memory
 from engine.canary import canary_drift
 from engine.config import EngineConfig, probe_machine, resolve
@@ -23,7 +23,7 @@ from engine.passes import Work, compute
 from engine.reply import Piece, Reply
 from engine.sampler import sample
 from engine.sequence import Record
-from engine.slots import SPARE, Slots
+from engine.slots import Slots, memory_spec
 from engine.state import (
     Canary,
     Edge,
@@ -72,28 +72,11 @@ class Engine:
         self.model_name = source.name
         self.config = resolve(config, model.n_ctx_train, probe_machine())
         torch.set_num_threads(self.config.threads)
-        self._memory: Memory = build_memory(self._memory_spec())
+        self._memory: Memory = build_memory(memory_spec(model.needs, self.config))
         self._has_points = bool(parts_of(self._memory.layout, PartKind.POINT))
         self._slots = Slots(self._memory, self.config.num_seqs)
         self.fingerprint: Fingerprint = fingerprint(
             model, self._memory, self.config, source.weights_digest, tokenizer.digest
-        )
-
-    def _memory_spec(self) -> MemorySpec:
-        config = self.config
-        return MemorySpec(
-            needs=self._model.needs,
-            num_cells=config.num_cells,
-            num_seqs=config.num_seqs + SPARE,
-            max_batch=config.max_batch,
-            max_ubatch=config.max_ubatch,
-            type_k=config.type_k,
-            type_v=config.type_v,
-            dtype=config.dtype,
-            device=config.device,
-            full_windows=config.full_windows,
-            keep_tail=config.keep_tail,
-            checkpoint_bytes=config.checkpoint_bytes,
         )
 
     @property
@@ -393,20 +376,7 @@ class Engine:
 
     def check_room(self, seq: SeqId, count: int) -> None:
         """Raises ContextFull if `count` more tokens can never fit."""
-        length, full = self.length(seq), self.n_ctx
-        if length + count <= full:
-            return
-        if self.config.overflow == "shift" and count <= full - self.config.n_keep - 1:
-            refusal = self._memory.refuse_shift()
-            if refusal is None:
-                return
-            raise ContextFull(f"the context of {full:,} tokens is full, and cannot be shifted: {refusal}")
-        raise ContextFull(
-            f"the context of {full:,} tokens is full: {length:,} are used, and {count:,} more do not fit",
-            length=length,
-            count=count,
-            n_ctx=full,
-        )
+        check_room(self.config, self._memory.refuse_shift(), self.length(seq), count)
 
     def _make_room(self, seq: SeqId, count: int) -> None:
         """Shift the context, by choice, until `count` more tokens fit."""

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from engine.cache.memory import Memory
+from engine.cache.memory import Memory, MemoryNeeds, MemorySpec
+from engine.config import ResolvedConfig
 from engine.errors import EngineError, NoSlot
 from engine.sequence import Record
 from engine.state import SamplerParams, SeqId
@@ -95,3 +96,21 @@ class Slots:
         seq, _ = self._idle.popitem(last=False)
         self._memory.remove(seq, 0, None)
         return True
+
+
+def memory_spec(needs: MemoryNeeds, config: ResolvedConfig) -> MemorySpec:
+    """The memory of an engine: what its model needs, for the sequences in use and the spare one."""
+    return MemorySpec(
+        needs=needs,
+        num_cells=config.num_cells,
+        num_seqs=config.num_seqs + SPARE,
+        max_batch=config.max_batch,
+        max_ubatch=config.max_ubatch,
+        type_k=config.type_k,
+        type_v=config.type_v,
+        dtype=config.dtype,
+        device=config.device,
+        full_windows=config.full_windows,
+        keep_tail=config.keep_tail,
+        checkpoint_bytes=config.checkpoint_bytes,
+    )
