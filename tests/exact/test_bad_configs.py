@@ -80,6 +80,7 @@ def test_a_field_that_makes_no_sense_is_refused(family: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", ALL)
 def test_every_field_and_every_wrong_value(family: str, tmp_path: Path) -> None:
     assert misbehaviours(family, tmp_path, None) == []

@@ -24,7 +24,7 @@ def grid() -> list[object]:
         pytest.param(member.family, dtype, cuts, marks=marks)
         for member in MEMBERS.values()
         for dtype in member.dtypes
-        for cuts, marks in ((GATE, ()), (range(LAST + 1), pytest.mark.slow))
+        for cuts, marks in ((GATE, ()), (range(LAST + 1), (pytest.mark.slow, pytest.mark.timeout(1800))))
         if dtype == member.dtypes[-1] or marks
     ]
 
