@@ -20,6 +20,12 @@ from engine.cache.memory import WindowSpec
 #: Bytes. What torch allocates begins at a multiple of it; what is cut out of a tensor may not.
 ALIGNMENT = 64
 
+#: A query's own copy of its rows pays where there are more keys than it sees times this: once for products
+#: of fewer rows, and once for copying, which the heads share.
+_WORTH, _COPYING = 1.25, 10.0
+#: Values of keys that are copied at a time: what a processor's cache can hold.
+_GATHERED = 2**19
+
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
@@ -63,17 +69,63 @@ def grouped(mask: torch.Tensor | None, group: int) -> torch.Tensor | None:
 def narrowed(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | int,
     mask: torch.Tensor | None,
     picked: torch.Tensor,
     scoring: Scoring,
 ) -> torch.Tensor:
     """`attend` over the keys of each query that are picked: bool [queries, keys] or [kv heads, queries,
-    keys]. All keys are read; who has one query reads no more than it has picked."""
+    keys]. `v` is a number where it is the first so many values of the keys.
+
+    Keys are masked where queries pick most of them, and else gathered for every query by itself: of 4,096
+    latents 512, that takes a third of the time for 8 heads, and a ninth for 64.
+    """
     group = q.shape[1] // k.shape[1]
+    if k.shape[0] > int(picked.sum(-1).max()) * (_WORTH + _COPYING / group):
+        seen = picked if mask is None else picked & (mask[: len(q)] == 0)
+        return _gathered(q, k, v, seen, scoring)
     narrow = torch.zeros(picked.shape, dtype=k.dtype, device=k.device)
     narrow = narrow.masked_fill_(~picked, float("-inf")).repeat(*([1] * (picked.dim() - 2)), group, 1)
-    return attend(q, k, v, narrow if mask is None else narrow + mask, scoring)
+    values = k[..., :v] if isinstance(v, int) else v
+    return attend(q, k, values, narrow if mask is None else narrow + mask, scoring)
+
+
+def _gathered(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | int, seen: torch.Tensor, scoring: Scoring
+) -> torch.Tensor:
+    """`narrowed`, every query with a copy of the rows that it has seen."""
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
+    q = _aligned(q)
+    index, missing = _listed(seen.expand(kv_heads, -1, -1) if seen.dim() == 3 else seen[None])
+    step = max(1, _GATHERED // (index.shape[2] * k.shape[2]))
+    out = []
+    for start in range(0, len(q), step):
+        some, heads = slice(start, start + step), []
+        for head in range(kv_heads):
+            at = head if len(index) > 1 else 0
+            of_head = slice(head * group, (head + 1) * group)
+            rows, scores = q[some, of_head], scoring.of(of_head)
+            cells, shape = index[at, some].flatten(), (len(rows), index.shape[2], -1)
+            keys = k[:, head].index_select(0, cells).view(shape)
+            values = keys[..., :v] if isinstance(v, int) else v[:, head].index_select(0, cells).view(shape)
+            if scores.sinks is not None:
+                scores = replace(scores, sinks=scores.sinks.repeat(len(rows)))
+            heads.append(_spelled_out(rows, keys, values, missing[at, some, None], scores))
+        out.append(heads[0] if kv_heads == 1 else torch.cat(heads, 1))
+    return torch.cat(out)
+
+
+def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of bool [heads, queries, keys] the numbers of the keys that each query sees, in order, and what to add
+    to the scores: -inf where it sees fewer than the others. Both are [heads, queries, most]."""
+    counts = seen.sum(-1)
+    place = torch.arange(int(counts.max()), device=seen.device)
+    missing = torch.zeros((*counts.shape, len(place)), device=seen.device)
+    missing = missing.masked_fill_(place >= counts[..., None], float("-inf"))
+    index = torch.zeros(missing.shape, dtype=torch.int64, device=seen.device)
+    index[missing == 0] = seen.nonzero()[:, -1]
+    return index, missing
 
 
 def attend(
@@ -86,9 +138,7 @@ def attend(
     tokens, heads, size = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
-    if q.data_ptr() % ALIGNMENT:
-        # The float32 product of a few rows has other last bits where these do not begin at 16 bytes.
-        q = q.clone()
+    q = _aligned(q)
     if tokens == 1:
         rows = q.reshape(kv_heads, group, size)
     else:
@@ -109,6 +159,11 @@ def attend(
     if tokens == 1:
         return out.reshape(1, heads, -1)
     return out.reshape(kv_heads, group, tokens, -1).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
+
+
+def _aligned(q: torch.Tensor) -> torch.Tensor:
+    """The float32 product of a few rows has other last bits where these do not begin at 16 bytes."""
+    return q.clone() if q.data_ptr() % ALIGNMENT else q
 
 
 def _spelled_out(

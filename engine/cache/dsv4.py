@@ -120,5 +120,5 @@ def attend_both(
         visible &= keys_at >= window.first_visible(queries)[:, None]
         chosen = torch.cat((torch.from_numpy(visible).to(picked.device), picked[some]), 1)
         rows = torch.cat((near.rows[first:end], far[:, None]))
-        out.append(narrowed(q[some], rows, rows, None, chosen, scoring))
+        out.append(narrowed(q[some], rows, rows.shape[-1], None, chosen, scoring))
     return out[0] if len(out) == 1 else torch.cat(out)

@@ -121,8 +121,8 @@ class PartsView:
                     out.append(attend(rows, k_rows[seen], v_rows[seen], block.mask, scoring))
                     continue
                 at = slice(block.start - reading.segment.start, block.stop - reading.segment.start)
-                picked = chosen[index][..., at, seen]
-                out.append(narrowed(rows, k_rows[seen], v_rows[seen], block.mask, picked, scoring))
+                picked, v_seen = chosen[index][..., at, seen], part.need.value_size or v_rows[seen]
+                out.append(narrowed(rows, k_rows[seen], v_seen, block.mask, picked, scoring))
         joined = out[0] if len(out) == 1 else torch.cat(out)
         return joined if values.hadamard is None else values.hadamard.rotate(joined)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from engine.batch import Ubatch
+from engine.cache import attention
 from engine.cache.attention import Scoring, attend, narrowed
 from engine.cache.memory import KEYS, Chosen, MemoryNeeds, MemorySpec, RowsSpec, View, WindowSpec
 from engine.cache.parts_memory import PartsMemory
@@ -63,10 +65,12 @@ def attended(
     return out, ubatch, view
 
 
-def random_choice(queries: int, rows: int, seed: int, heads: int | None = None) -> torch.Tensor:
+def random_choice(
+    queries: int, rows: int, seed: int, heads: int | None = None, share: float = 0.4
+) -> torch.Tensor:
     """bool; what each query would choose, its own row always among it."""
     shape = (queries, rows) if heads is None else (heads, queries, rows)
-    chosen = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.4
+    chosen = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
     for i in range(queries):
         chosen[..., i, rows - queries + i] = True
     return chosen
@@ -144,6 +148,41 @@ def test_choices_reach_over_blocks_of_queries(per_head: bool) -> None:
     k, v = (rows_of(need, range(count), range(count)) for need in needs_of(memory_spec))
     sight = visible_to(range(count), range(count), None) & choice
     expected = definition(queries(needs_of(memory_spec)[0], range(count)), k, v, sight, SCALE)
+    assert torch.allclose(out.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("latent", [False, True])
+def test_few_of_many_rows_are_gathered(
+    latent: bool,
+    per_head: bool,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some queries at a time, of which some see fewer rows than others, and fewer than they chose."""
+    gathered = []
+    real = attention._gathered
+
+    def noted(*args: Any) -> torch.Tensor:
+        gathered.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(attention, "_gathered", noted)
+    monkeypatch.setattr(attention, "_GATHERED", 200)
+    count = BLOCK + 7
+    memory_spec = wide_spec(None, latent=latent, num_cells=300, max_batch=300, max_ubatch=300)
+    choice = random_choice(count, count, 3, HEADS if per_head else None, share=0.03)
+    tokens, memory = range(count), tiny_memory(memory_spec)
+    out, _, _ = attended(memory_spec, memory, tokens, softcap=softcap, sinks=sinks, chosen=(choice,))
+    assert len(gathered) == 2
+    k_need = needs_of(memory_spec)[0]
+    k = rows_of(k_need, tokens, tokens)
+    v = k[..., : k_need.value_size] if latent else rows_of(needs_of(memory_spec)[1], tokens, tokens)
+    sight = visible_to(tokens, tokens, None) & choice
+    expected = definition(queries(k_need, tokens), k, v, sight, SCALE, softcap, sinks)
     assert torch.allclose(out.double(), expected, atol=1e-5)
 
 
