@@ -86,9 +86,14 @@ def sinkhorn(scores: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     A softmax over rows, then columns and rows divided by their sums in turn, columns first and last. `eps` is
     added to every weight after the softmax and to every sum: where it stands decides the last digits.
     """
-    mix = scores.softmax(-1) + eps
-    mix.div_(mix.sum(-2, keepdim=True).add_(eps))
+    size = scores.shape[-1]
+    # Tokens last, so that sums run over all of them at once, and a row and a column of eps beside each matrix
+    # to have it in every sum: matrices are small, and there are many steps.
+    edged = scores.new_full((size + 1, size + 1, scores[..., 0, 0].numel()), eps)
+    mix, columns, rows = edged[:size, :size], edged[:, :size], edged[:size]
+    torch.add(scores.softmax(-1).view(-1, size, size).permute(1, 2, 0), eps, out=mix)
+    mix.div_(columns.sum(0))
     for _ in range(iterations - 1):
-        mix.div_(mix.sum(-1, keepdim=True).add_(eps))
-        mix.div_(mix.sum(-2, keepdim=True).add_(eps))
-    return mix
+        mix.div_(rows.sum(1, keepdim=True))
+        mix.div_(columns.sum(0))
+    return mix.permute(2, 0, 1).reshape(scores.shape)
