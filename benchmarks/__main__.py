@@ -1,6 +1,7 @@
 """`make bench`: every figure of docs/benchmarks.md, one JSON line each.
 
 python -m benchmarks [smollm2] [gemma3-270m]
+python -m benchmarks members [architecture...]
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 
 import platformdirs
 
-from benchmarks import resume, speed
+from benchmarks import members, resume, speed
 from benchmarks.figures import english, machine
 from engine.config import EngineConfig
 from engine.loader import load_engine
@@ -19,6 +20,9 @@ from engine.weights.fetch import fetch
 
 def main() -> None:
     machine()
+    if sys.argv[1:2] == ["members"]:
+        members.run(sys.argv[2:])
+        return
     for name in sys.argv[1:] or CATALOG:
         path = fetch(name, platformdirs.user_cache_path("tenuto") / "models")
         engine = load_engine(path, EngineConfig(n_ctx=8192, num_cells=3 * 8192, num_seqs=2))
@@ -26,6 +30,8 @@ def main() -> None:
         resume.run(name, engine, text)
         speed.peak_memory(name)
         speed.run(name, engine, path, text)
+    if not sys.argv[1:]:
+        members.run([])
 
 
 if __name__ == "__main__":
