@@ -262,7 +262,7 @@ def _measure(name: str, engine: Engine, rival: Any) -> None:
         tell(f"decode at depth {depth:,}", architecture=name, ms_token=1e3 * step, ratio=step_too / step)
 
 
-def state_bytes(layout: Layout) -> tuple[float, int]:
+def state_bytes(layout: Layout) -> tuple[int, int]:
     """What a state grows by with every token, and what windows and point state take whatever its length."""
     growing, fixed = 0.0, 0
     for part in layout:
@@ -270,7 +270,7 @@ def state_bytes(layout: Layout) -> tuple[float, int]:
             growing += part.row_nbytes / part.block
         else:
             fixed += part.row_nbytes * (part.window or 1)
-    return growing, fixed
+    return round(growing), fixed
 
 
 def _ours(engine: Engine, ids: list[int]) -> tuple[float, float]:
