@@ -142,10 +142,13 @@ class Terminal:
 
     def interrupt_prompt(self) -> None:
         """Ctrl-C at the prompt. One that comes just while readline prints it is noticed only with the
-        next key (CPython checks for signals before it waits, not while), so not that fast."""
+        next key (CPython checks for signals before it waits, not while), so a key comes, and goes again."""
         self.until(">>> ")
         time.sleep(0.5)
         self.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):  # it may have left by now
+            os.write(self._fd, b" \x7f")
 
     def hang_up(self) -> None:
         self.process.send_signal(signal.SIGHUP)
