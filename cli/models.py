@@ -13,7 +13,7 @@ from cli.output import Output, size
 @with_output
 def models(out: Output) -> None:
     """List the models that `pull` knows, which of them are here, and the families that can be loaded."""
-    from engine.models.table import MODELS
+    from engine.models.table import GGUF_NAMED, HUB_NAMED
     from engine.weights.catalog import CATALOG
     from engine.weights.fetch import fetched
 
@@ -29,10 +29,10 @@ def models(out: Output) -> None:
             }
             for entry in CATALOG.values()
         ]
-        out.data({"models": listed, "architectures": sorted(MODELS)})
+        out.data({"models": listed, "gguf": sorted(GGUF_NAMED), "folders": sorted({*GGUF_NAMED, *HUB_NAMED})})
         return
     rows = [[e.name, e.title, size(e.nbytes), "yes" if here[e.name] else "no"] for e in CATALOG.values()]
     out.table(["NAME", "MODEL", ">SIZE", "HERE"], rows)
     out.text()
-    families = ", ".join(sorted(MODELS))
-    out.text(f"A GGUF file or a Hugging Face folder of these families works too: {families}")
+    out.text(f"A GGUF file, or a Hugging Face folder, works too of: {', '.join(sorted(GGUF_NAMED))}")
+    out.text(f"A Hugging Face folder of these, by its model_type: {', '.join(sorted(HUB_NAMED))}")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache.memory import KEYS, VALUES, Memory
+from engine.cache.memory import KEYS, VALUES, Memory, PointSpec
 from engine.config import ResolvedConfig
 from engine.models.base import Model
-from engine.state import Fingerprint
+from engine.state import Fingerprint, Value
 
 #: Raised when this engine computes rows of the same meaning with other last bits.
 ENGINE_VERSION = "1"
@@ -31,8 +31,7 @@ def fingerprint(
         meaning={
             "weights": weights_digest,
             "tokenizer": tokenizer_digest,
-            "type_k": config.type_k,
-            "type_v": config.type_v,
+            **_row_types(model, config),
             "rotated_k": KEYS in memory.rotated,
             "rotated_v": VALUES in memory.rotated,
             **{f"rotated.{name}": True for name in memory.rotated if name not in (KEYS, VALUES)},
@@ -47,6 +46,13 @@ def fingerprint(
             "dtype": str(config.dtype).removeprefix("torch."),
         },
     )
+
+
+def _row_types(model: Model, config: ResolvedConfig) -> dict[str, Value]:
+    """The dtypes of rows, as far as the model has any of them."""
+    fields = {part.field for part in model.needs.parts if not isinstance(part, PointSpec)}
+    types = {"type_k": config.type_k, "type_v": config.type_v}
+    return {name: dtype for name, dtype in types.items() if name in fields}
 
 
 def _processor(device: torch.device) -> str:

@@ -5,9 +5,12 @@ What was read is remembered, since all of it decides what the model's rows mean.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
+
+from blake3 import blake3
 
 from engine.errors import WeightsRefused
 from engine.models.base import WeightSource
@@ -18,6 +21,19 @@ Word = TypeVar("Word", bound=str)
 #: More than any field of a real model says; larger ones would be allocated for.
 MOST = 2**31 - 1
 _MAX_LIST = 8192
+#: Fields that say how a file was made, or how another library would run it: they change no number.
+REMARKS = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "text_config",
+    }
+)
 _INFINITE = {"__float__": "Infinity"}
 
 
@@ -31,8 +47,12 @@ class Fields:
 
     @property
     def meaning(self) -> Mapping[str, Value]:
-        """Every field that was read, as the fingerprint has it."""
-        return {f"config.{name}": value for name, value in sorted(self._read.items())}
+        """Every field that was read, as the fingerprint has it, so that an error can name the one that
+        differs; and a digest of all fields but those of `REMARKS`, for what was not read by its name."""
+        fields = {name: value for name, value in self._values.items() if name not in REMARKS}
+        digest = blake3(json.dumps(fields, sort_keys=True).encode()).hexdigest(length=16)
+        read = {f"config.{name}": value for name, value in sorted(self._read.items())}
+        return {**read, "config": digest}
 
     def has(self, name: str) -> bool:
         """Whether the field is there and is not null."""

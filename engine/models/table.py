@@ -98,6 +98,10 @@ MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
 def check_architecture(name: str) -> None:
     """Raises UnknownArchitecture, which names it and lists those there are."""
+    if not name:
+        raise UnknownArchitecture(
+            "the configuration does not say its model_type, so its architecture is unknown"
+        )
     if name not in MODELS:
         known = ", ".join(sorted(MODELS))
         raise UnknownArchitecture(f"architecture {name!r} is not supported (supported: {known})")

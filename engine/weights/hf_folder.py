@@ -90,6 +90,8 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     for part in (tree, inner) if isinstance(inner, Mapping) else (tree,):
         if not isinstance(part.get("model_type", ""), str):
             raise WeightsRefused(f"{folder.name}: model_type of config.json is no word")
+        if not isinstance(part.get("eos_token_id"), int | list | None):
+            raise WeightsRefused(f"{folder.name}: eos_token_id of config.json is no number and no list")
     return tree
 
 

@@ -17,12 +17,13 @@ LENGTH = 4096
 
 HEAD = """# How large a state is
 
-Bytes of one sequence's state after 4,096 tokens, before any codec, rows in bf16 (llama.cpp: f16). The
-models are the tiny ones of the tests: the figures are to be compared with each other and with the last
-column, and a real model's follow by its sizes. Of llama.cpp's it is what its sequence state holds of the
-same model, by its layout: rows, and for every cell of every cache its position and number of owners (8
-bytes, and 12 more where cells are extended). Token ids, 4 bytes a token, are beside the state in both. Made
-by `make docs`; a test holds the formula to real snapshots.
+Bytes of one sequence's state after 4,096 tokens, uncompressed, with rows in bf16 (llama.cpp: f16), for one
+architecture of every kind of memory. The models are the tiny ones of the tests, so that the figures are to
+be compared with each other and with the last column; a real model's follow by its sizes. That last column
+is worked out from the layout of llama.cpp's sequence states (tree of 1 October 2026) for the same model:
+its rows, its recurrent states, and for every cell of every cache a position and a number of owners (8
+bytes, and 12 more where cells are extended). Token ids, 4 bytes a token, are beside the state in both.
+"Points" is point state. Made by `make docs`; a test holds the formula to real snapshots.
 
 | architecture | kind | a token | in all | of that, rows | blocks | window | points | llama.cpp |
 |---|---|---:|---:|---:|---:|---:|---:|---:|

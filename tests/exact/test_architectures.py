@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from engine.errors import EditRefused
-from engine.models.table import MODELS
+from engine.models.table import GGUF_NAMED, MODELS
 from tests.exact.architectures import PAGE, render
-from tests.exact.members import MEMBERS, OTHERS, open_member
+from tests.exact.members import MEMBERS, OTHERS, folder, open_member
 from tests.oracles import base
 
 ALL = {**MEMBERS, **OTHERS}
@@ -46,3 +50,15 @@ def test_the_edits_are_those_that_are_said(family: str) -> None:
         with pytest.raises(EditRefused):
             engine.shift(fork, 4, 10)
         assert engine.length(fork) == 60
+
+
+@pytest.mark.parametrize("family", [family for family in ALL if family not in GGUF_NAMED])
+def test_the_whole_configuration_is_part_of_what_rows_mean(family: str, tmp_path: Path) -> None:
+    shutil.copytree(folder(family), tmp_path, dirs_exist_ok=True)
+    tree = json.loads((tmp_path / "config.json").read_text())
+    same, other = dict(tree, use_cache=False, transformers_version="0"), dict(tree, a_field_of_tomorrow=1)
+    mine = open_member(family, "f32").fingerprint
+    (tmp_path / "config.json").write_text(json.dumps(same))
+    assert list(base.open_engine(tmp_path).fingerprint.differing(mine)) == []
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert [field for field, _, _ in base.open_engine(tmp_path).fingerprint.differing(mine)] == ["config"]
