@@ -225,13 +225,30 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftState:
+    """What a drafter keeps of a sequence, beside the state of the model that it drafts for.
+
+    `layout`, `rows` and `points` are as in a `SequenceState`, of the drafter's own memory, and `fingerprint`
+    says what made them. Rows belong to the first `length` of the sequence's tokens; point state is true
+    there.
+    """
+
+    fingerprint: Fingerprint
+    layout: Layout
+    length: int
+    rows: tuple[Rows, ...]
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceState:
     """One sequence, complete: feed the edge, and it goes on as if it had never stopped.
 
     `tokens` are the fed ids; row i of every token part belongs to tokens[i]. `rows` holds, for each
     kind, one or more consecutive runs in order (a restored state has a run per chunk). A snapshot taken
     `since` a position has token and block rows from there on alone; window rows start at the first that
-    memory still has (or at `since`). `points` are checkpoints, in order of position.
+    memory still has (or at `since`). `points` are checkpoints, in order of position. `draft` is the
+    drafter's part, where one keeps something.
     """
 
     layout: Layout
@@ -243,6 +260,7 @@ class SequenceState:
     edge: Edge
     sampler: SamplerParams
     canary: Canary | None = None
+    draft: DraftState | None = None
 
     @property
     def length(self) -> int:
