@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.config import ResolvedConfig
-from engine.errors import ContextFull, FingerprintMismatch, StateError
+from engine.errors import BatchRefused, ContextFull, FingerprintMismatch, StateError
 from engine.state import Fingerprint, Layout, NextLogits, Pending, SequenceState
 
 
@@ -46,6 +48,12 @@ def _check_spans(state: SequenceState) -> None:
         at = span.stop
     if at != state.length:
         raise StateError(f"the state says how {at:,} rows came to be, and has {state.length:,} tokens")
+
+
+def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
+    """Raises BatchRefused for an id that the model has no embedding of."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise BatchRefused(f"a token id is outside of the vocabulary of {vocab_size:,}")
 
 
 def check_room(config: ResolvedConfig, refuse_shift: str | None, length: int, count: int) -> None:

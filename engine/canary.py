@@ -31,8 +31,8 @@ def canary_drift(
     try:
         memory.copy(seq, aside, 0, start)
         for at in range(start, len(tokens), max_batch):
-            logits = compute(model, memory, slots, {aside: (at, tokens[at : at + max_batch])})[aside]
+            found = compute(model, memory, slots, {aside: (at, tokens[at : at + max_batch])})
     finally:
         slots.discard(aside)
     expected = torch.tensor(canary.logits, dtype=torch.float32)
-    return float((logits[list(canary.ids)] - expected).abs().max())
+    return float((found.logits[aside][-1, list(canary.ids)] - expected).abs().max())

@@ -33,6 +33,11 @@ class Reply:
         self.ended: Finish | None = "length" if max_tokens == 0 else None
         self._said_end = False
 
+    @property
+    def left(self) -> int | None:
+        """How many tokens the reply may still have; None for any number."""
+        return self._left
+
     def push(self, token: int) -> Piece:
         """The piece of the next token."""
         if self._left is not None:

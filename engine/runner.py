@@ -1,7 +1,8 @@
 """`Engine`: tokens in, tokens out, for many sequences at once.
 
 A batch goes through in five steps: plan -> for each ubatch apply and forward -> commit -> sample.
-Whatever fails before the commit is rolled back, and the sequences are as they were.
+Whatever fails before the commit is rolled back, and the sequences are as they were. What the verbs do is told
+in `stepping.py` and `edits.py`; all of them work on one `Core`.
 """
 
 from __future__ import annotations
@@ -11,37 +12,36 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.admission import check_room, check_state
+from engine.admission import check_ids, check_room, check_state
 from engine.cache.memory import Memory
 from engine.cache.table import build_memory
 from engine.canary import canary_drift
 from engine.config import EngineConfig, probe_machine, resolve
-from engine.errors import BatchRefused, ContextFull, EditRefused, EngineError
+from engine.core import Core
+from engine.edits import fork, go_back, rewind, shift
+from engine.errors import ConfigError, NoSlot
 from engine.fingerprint import Source, fingerprint
-from engine.models.base import Model
-from engine.passes import Work, compute
-from engine.reply import Piece, Reply
-from engine.sampler import sample
+from engine.generation import Cancel, generate
+from engine.models.base import Model, Trunk
+from engine.reply import Piece
 from engine.sequence import Record
 from engine.slots import Slots, memory_spec
+from engine.speculative.base import Drafter
+from engine.speculative.speculation import Figures, Speculation, Step
 from engine.state import (
     Canary,
     Edge,
     Fingerprint,
     Layout,
-    NextLogits,
-    PartKind,
     Pending,
     SamplerParams,
     SeqId,
     SequenceState,
     Span,
-    parts_of,
 )
+from engine.stepping import advance, choose, propose
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
-
-Cancel = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,35 @@ class Engine:
         config: EngineConfig,
         source: Source,
     ) -> None:
-        self._model = model
         self.tokenizer = tokenizer
         self.template = template
         self.model_name = source.name
         self.config = resolve(config, model.n_ctx_train, probe_machine())
         torch.set_num_threads(self.config.threads)
+        self._model = model
         self._memory: Memory = build_memory(memory_spec(model.needs, self.config))
-        self._has_points = bool(parts_of(self._memory.layout, PartKind.POINT))
         self._slots = Slots(self._memory, self.config.num_seqs)
+        self._core = Core(source.name, model, tokenizer, self.config, self._memory, self._slots)
         self.fingerprint: Fingerprint = fingerprint(
             model, self._memory, self.config, source.weights_digest, tokenizer.digest
         )
+
+    def speculate(self, drafter: Drafter, most: int, trunk: Trunk | None = None) -> None:
+        """From now on let `drafter` guess up to `most` tokens at a time; what is said stays the same. `trunk`
+        is the engine's model, for a drafter that wants its hidden states. Raises ConfigError."""
+        if drafter.wants_hidden and trunk is None:
+            raise ConfigError(f"{self.model_name} does not show the hidden states that {drafter.name} wants")
+        self._core.speculation = Speculation(drafter, most)
+        self._core.trunk = trunk if drafter.wants_hidden else None
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self._core.drafter
+
+    @property
+    def figures(self) -> Figures | None:
+        """What came of all guesses so far; None without a drafter."""
+        return None if self._core.speculation is None else self._core.speculation.figures
 
     @property
     def layout(self) -> Layout:
@@ -174,26 +191,22 @@ class Engine:
             return 0
         source, length = found
         self._memory.copy(source, seq, 0, length)
+        if self.drafter is not None:
+            self.drafter.copy(source, seq, length)
         record.append(tokens[:length])
         record.edge = Pending(tokens[length])
         return length
 
-    def advance(self, work: Mapping[SeqId, Sequence[int]]) -> None:
+    def advance(
+        self, work: Mapping[SeqId, Sequence[int]], guesses: Mapping[SeqId, Sequence[int]] | None = None
+    ) -> dict[SeqId, Step]:
         """Append tokens to several sequences in one batch, all of them or none; pending tokens are dropped.
-        Leaves NextLogits as their edges. Raises ContextFull, NoSlot, BatchRefused before any change."""
-        for seq, tokens in work.items():
-            self.check_ids(tokens)
-            self.check_room(seq, len(tokens))
-        for seq, tokens in work.items():
-            self._make_room(seq, len(tokens))
-        lengths = {seq: (self.length(seq), tokens) for seq, tokens in work.items() if tokens}
-        for seq, logits in (self._compute(lengths) if lengths else {}).items():
-            record = self._slots[seq]
-            due = self._has_points and self._until_checkpoint(seq) <= len(work[seq])
-            record.append(work[seq])
-            record.follow(logits)
-            if due:
-                self._memory.mark(seq)
+
+        Leaves NextLogits as their edges; but where there are `guesses` at what follows (see `propose`),
+        tokens are sampled until one is not the guess, and the last is pending: then a step tells of them.
+        Raises ContextFull, NoSlot, BatchRefused before any change.
+        """
+        return advance(self._core, work, guesses or {})
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading `tokens` a feed to an empty sequence would share."""
@@ -204,27 +217,41 @@ class Engine:
 
     def decode(self, seqs: Sequence[SeqId]) -> dict[SeqId, int]:
         """One step for all `seqs` in one batch: feed what is pending, sample the next token, leave it
-        pending. Raises ContextFull (naming the sequence) before any change, NoSlot."""
+        pending. Raises ContextFull (naming the sequence) before any change, NoSlot; EngineError where there
+        is nothing to go on from."""
         edges = {seq: self.edge(seq) for seq in seqs}
         for seq, edge in edges.items():
             if edge is None:
-                raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
+                choose(self._core, seq)  # which says so
         self.advance({seq: (edge.token,) for seq, edge in edges.items() if isinstance(edge, Pending)})
         return {seq: self.choose(seq) for seq in edges}
 
     def choose(self, seq: SeqId) -> int:
         """Sample the token that follows, and leave it pending. One that is pending already is the answer.
         Raises EngineError where nothing was fed, or where the logits are not numbers."""
-        record = self._slots[seq]
-        if record.edge is None:
-            raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
-        if isinstance(record.edge, NextLogits):
-            # Some models have more rows of output than their tokenizer has tokens.
-            logits = record.edge.logits[: self.tokenizer.vocab_size]
-            token = sample(logits, record.sampler, record.tokens, len(record.tokens))
-            record.edge = Pending(token)
-            return token
-        return record.edge.token
+        return choose(self._core, seq)
+
+    def propose(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]:
+        """Guesses at what follows the pending token, so that no more than `at_most` tokens come of them; none
+        without a drafter, or where nothing is pending."""
+        return propose(self._core, seq, at_most)
+
+    def step(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]:
+        """One batch for one sequence: feed what is pending, sample what follows, leave the last one pending.
+        A drafter's guesses make it several tokens, but no more than `at_most`. Raises as `decode`."""
+        guesses, edge = self.propose(seq, at_most), self.edge(seq)
+        if guesses and isinstance(edge, Pending):
+            try:
+                step = self.advance({seq: (edge.token,)}, {seq: guesses})[seq]
+                return step.tokens or (self.choose(seq),)
+            except NoSlot:
+                pass  # there may still be room for one token
+        return (self.decode([seq])[seq],)
+
+    def unsay(self, seq: SeqId, count: int) -> None:
+        """Take back the last `count` of the tokens that were sampled: the one before them is pending."""
+        if count:
+            go_back(self._core, seq, self.length(seq) - count)
 
     def generate(
         self,
@@ -238,44 +265,18 @@ class Engine:
         Text comes in whole characters, and what could still become a stop string is held back. The last
         sampled token stays pending, so that closing the iterator at any time loses nothing.
         """
-        reply = Reply(self.tokenizer, tuple(stop), max_tokens)
-        while (ended := reply.ended) is None:
-            if cancel and cancel():
-                ended = "cancelled"
-                break
-            try:
-                token = self.decode([seq])[seq]
-            except ContextFull:
-                ended = "context"
-                break
-            yield reply.push(token)
-        if reply.unsaid(ended):
-            yield reply.end(ended)
+        return generate(self, seq, max_tokens, stop, cancel)
 
     # --- edits --------------------------------------------------------------------------------
 
     def fork(self, seq: SeqId) -> SeqId:
         """A second sequence with the same past, sharing all rows, and the same sampler."""
-        record = self._slots[seq]
-        fork = self._slots.open(record.sampler)
-        try:
-            self._memory.copy(seq, fork)
-        except BaseException:
-            self._slots.discard(fork)
-            raise
-        self._slots.replace(fork, record.fork())
-        return fork
+        return fork(self._core, seq)
 
     def rewind(self, seq: SeqId, length: int) -> None:
         """Cut to the first `length` tokens; the one that followed is pending (`set_pending` says
         otherwise). Raises EditRefused, and nothing changed, where memory could not go on from there."""
-        record = self._slots[seq]
-        if length == len(record.tokens):
-            return
-        if not 0 <= length < len(record.tokens):
-            raise EditRefused(f"sequence {seq} has {len(record.tokens):,} tokens, and no state at {length:,}")
-        self._memory.remove(seq, length, None)
-        record.cut(length)
+        rewind(self._core, seq, length)
 
     def can_resume_at(self, seq: SeqId, length: int) -> bool:
         """Whether `rewind` to `length` would be done."""
@@ -295,19 +296,7 @@ class Engine:
         """Drop tokens after the first `n_keep` and move the rest up. `n_discard` 0 means half of what is
         left; one token at least stays. Returns how many went. Raises EditRefused where memory cannot, and
         NoSlot where rows that are shared find no room to be copied to; then nothing changed."""
-        refusal = self._memory.refuse_shift()
-        if refusal is not None:
-            raise EditRefused(f"{self.model_name} cannot shift its context: {refusal}")
-        if n_keep < 0 or n_discard < 0:
-            raise EditRefused(f"a shift by {n_discard} after {n_keep}: neither can be negative")
-        record = self._slots[seq]
-        n_keep = min(n_keep, len(record.tokens))
-        left = len(record.tokens) - n_keep
-        count = max(0, min(n_discard or left // 2, left - 1))
-        if count:
-            self._slots.with_room(lambda: self._memory.discard(seq, n_keep, n_keep + count))
-            record.drop(n_keep, n_keep + count)
-        return count
+        return shift(self._core, seq, n_keep, n_discard)
 
     # --- states -------------------------------------------------------------------------------
 
@@ -325,10 +314,12 @@ class Engine:
             edge=record.edge,
             sampler=record.sampler,
             canary=record.known_canary(),
+            draft=None if self.drafter is None else self.drafter.snapshot(seq, record.tokens, since),
         )
 
     def restore(self, state: SequenceState) -> SeqId:
-        """A sequence that goes on where `state` stopped, all or nothing.
+        """A sequence that goes on where `state` stopped, all or nothing: the draft too, unless
+        `draft_refusal` says why not.
 
         Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError.
         """
@@ -340,50 +331,46 @@ class Engine:
                 self._slots.with_room(
                     lambda: self._memory.restore(seq, state.tokens, state.rows, state.points)
                 )
+            if self.drafter is not None:
+                self.drafter.cut(seq, 0)
+                if state.draft is not None and self.draft_refusal(state) is None:
+                    self.drafter.restore(seq, state.tokens, state.draft)
         except BaseException:
             self._slots.discard(seq)
             raise
         self._slots.replace(seq, Record.of(state))
         return seq
 
+    def draft_refusal(self, state: SequenceState) -> str | None:
+        """Why the drafter's part of `state` is of no use to this engine; None where it will be restored, or
+        where nothing is missed."""
+        mine = None if self.drafter is None else self.drafter.fingerprint
+        if state.draft is None:
+            return None if mine is None else "the state was saved without a draft"
+        if self.drafter is None:
+            return "no drafter is in use"
+        if mine is None:
+            return f"{self.drafter.name} keeps nothing"
+        for field, theirs, own in state.draft.fingerprint.differing(mine):
+            return f"it was made by another drafter ({field} = {theirs}, here {own})"
+        return None
+
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
         """How far `canary` is from what this engine computes. See `engine.canary`."""
-        most = self.config.max_batch
-        reach = self.config.checkpoint_every + most if self._has_points else 0
+        most, core = self.config.max_batch, self._core
+        reach = self.config.checkpoint_every + most if core.has_points else 0
         return canary_drift(self._model, self._memory, self._slots, seq, canary, reach, most)
 
     # --- parts of the verbs -------------------------------------------------------------------
 
-    def _compute(self, work: Work) -> dict[SeqId, torch.Tensor]:
-        return compute(self._model, self._memory, self._slots, work)
-
-    def _until_checkpoint(self, seq: SeqId) -> int:
-        """Tokens up to the next place for a checkpoint. Places are multiples, the same for all sequences,
-        whatever is kept: where checkpoints have to go for others, none is taken again at once."""
-        every = self.config.checkpoint_every
-        return every - self.length(seq) % every
-
     def stride(self, seq: SeqId) -> int:
         """How many tokens of a prompt go in at once: a batch, but none that skips a checkpoint."""
-        most = self.config.max_batch
-        return min(most, self._until_checkpoint(seq)) if self._has_points else most
+        return self._core.stride(seq)
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raises BatchRefused for an id that the model has no embedding of."""
-        vocab = self._model.vocab_size
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise BatchRefused(f"a token id is outside of the vocabulary of {vocab:,}")
+        check_ids(tokens, self._model.vocab_size)
 
     def check_room(self, seq: SeqId, count: int) -> None:
         """Raises ContextFull if `count` more tokens can never fit."""
         check_room(self.config, self._memory.refuse_shift(), self.length(seq), count)
-
-    def _make_room(self, seq: SeqId, count: int) -> None:
-        """Shift the context, by choice, until `count` more tokens fit."""
-        while self.length(seq) + count > self.n_ctx:
-            try:
-                shifted = self.shift(seq, self.config.n_keep, self.config.n_discard)
-            except EditRefused as error:
-                raise ContextFull(f"the context of {self.n_ctx:,} tokens is full: {error}") from error
-            if not shifted:
-                raise ContextFull(f"the context of {self.n_ctx:,} tokens cannot be shifted any further")

@@ -1,8 +1,8 @@
 """Continuous batching: many requests, each on a sequence of its own, go through the engine together.
 
-Every step is one batch: the next token of each reply, and with the room that is left a piece of the
-prompts that wait. So a long prompt never stops the replies of others, and a reply never waits for others
-to end.
+Every step is one batch: the next token of each reply with what a drafter guesses to follow it, and with the
+room that is left a piece of the prompts that wait. So a long prompt never stops the replies of others, and a
+reply never waits for others to end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NewType
 from engine.errors import ContextFull, EngineError, NoSlot
 from engine.reply import Finish, Piece, Reply
 from engine.runner import Engine
+from engine.speculative.speculation import Step
 from engine.state import Pending, SeqId
 
 RequestId = NewType("RequestId", int)
@@ -100,12 +101,11 @@ class Scheduler:
         """
         events: list[Event] = []
         work = self._work()
-        done = self._advance(work, events)
-        for name in done:
+        for name, step in self._advance(work, events).items():
             request = self._requests[name]
             request.rest = request.rest[len(work[name]) :] if request.rest else ()
             if not request.rest:
-                events.append(self._next_piece(name, request))
+                events += self._next_pieces(name, request, step)
         return tuple(events)
 
     def _work(self) -> dict[RequestId, tuple[int, ...]]:
@@ -125,17 +125,33 @@ class Scheduler:
                 room -= len(work[name])
         return work
 
-    def _advance(self, work: dict[RequestId, tuple[int, ...]], events: list[Event]) -> list[RequestId]:
-        """Feed `work` as one batch, or else one by one. Returns which requests went on."""
+    def _guesses(self, work: dict[RequestId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
+        """What may follow the tokens of replies, as far as the batch has room for it."""
+        room = self._engine.config.max_ubatch - sum(map(len, work.values()))
+        guesses = {}
+        for name in work:
+            request = self._requests[name]
+            if room > 0 and not request.rest and work[name]:
+                found = self._engine.propose(request.seq, request.reply.left)[:room]
+                guesses[request.seq] = found
+                room -= len(found)
+        return guesses
+
+    def _advance(self, work: dict[RequestId, tuple[int, ...]], events: list[Event]) -> dict[RequestId, Step]:
+        """Feed `work` and what may follow it as one batch, or else one by one. Returns the requests that went
+        on, and what was sampled for them already."""
         try:
-            self._engine.advance({self._requests[name].seq: tokens for name, tokens in work.items()})
-            return list(work)
+            steps = self._engine.advance(
+                {self._requests[name].seq: tokens for name, tokens in work.items()}, self._guesses(work)
+            )
+            return {name: steps.get(self._requests[name].seq, Step(())) for name in work}
         except EngineError:  # nothing was fed: find out whose error it is
-            done, waiting = [], {}
+            done: dict[RequestId, Step] = {}
+            waiting = {}
             for name, tokens in work.items():
                 try:
                     self._engine.advance({self._requests[name].seq: tokens})
-                    done.append(name)
+                    done[name] = Step(())
                 except ContextFull:
                     events.append(self._end(name, "context"))
                 except NoSlot as error:
@@ -147,17 +163,22 @@ class Scheduler:
                 events.append(self._fail(newest, waiting[newest]))
             return done
 
-    def _next_piece(self, name: RequestId, request: Request) -> Event:
+    def _next_pieces(self, name: RequestId, request: Request, step: Step) -> list[Event]:
         if request.reply.ended is not None:  # no token was asked for
-            return self._end(name, request.reply.ended)
+            return [self._end(name, request.reply.ended)]
         try:
-            token = self._engine.choose(request.seq)
+            tokens = step.tokens or (self._engine.choose(request.seq),)
         except EngineError as error:
-            return self._fail(name, error)
-        piece = request.reply.push(token)
-        if piece.finish is not None:
-            del self._requests[name]
-        return Said(name, piece)
+            return [self._fail(name, error)]
+        events: list[Event] = []
+        for index, token in enumerate(tokens, start=1):
+            piece = request.reply.push(token)
+            events.append(Said(name, piece))
+            if piece.finish is not None:
+                del self._requests[name]
+                self._engine.unsay(request.seq, len(tokens) - index)
+                break
+        return events
 
     def _end(self, name: RequestId, finish: Finish) -> Said:
         return Said(name, self._requests.pop(name).reply.end(finish))

@@ -62,6 +62,18 @@ class Model(Protocol):
         ...
 
 
+class Trunk(Model, Protocol):
+    """A model whose forward is two steps, so that a draft can read what lies between them."""
+
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, view: View) -> torch.Tensor:
+        """float32 [tokens, width]: what logits are made from, after the last norm."""
+        ...
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab] of some rows of `hidden`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How a model is laid out: where, in which dtype, and for sequences of up to how many tokens."""

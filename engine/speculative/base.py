@@ -37,9 +37,7 @@ class Drafter(Protocol):
         width] is what it computes logits from, where that is wanted."""
         ...
 
-    def propose(
-        self, seq: SeqId, tokens: Sequence[int], sampler: SamplerParams, count: int
-    ) -> Sequence[int]:
+    def propose(self, seq: SeqId, tokens: Sequence[int], sampler: SamplerParams, count: int) -> Sequence[int]:
         """At most `count` guesses at what follows `tokens`: all ids of the sequence, the pending one last."""
         ...
 
@@ -51,8 +49,9 @@ class Drafter(Protocol):
         """`target` has the first `length` tokens of `source`, and nothing else."""
         ...
 
-    def snapshot(self, seq: SeqId, tokens: Sequence[int]) -> DraftState | None:
-        """What it knows of the sequence's fed `tokens`."""
+    def snapshot(self, seq: SeqId, tokens: Sequence[int], since: int = 0) -> DraftState | None:
+        """What it knows of the sequence's fed `tokens`, rows from `since` on: the `length` of it may be
+        less than there are tokens, and less than `since`. None where it knows nothing."""
         ...
 
     def restore(self, seq: SeqId, tokens: Sequence[int], state: DraftState) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
 
+from engine import stepping
+from engine.batch import Batch, counts_of
+from engine.cache.memory import Plan
 from engine.errors import BatchRefused, ContextFull, EngineError, NoSlot
+from engine.passes import Computed, compute
 from engine.reply import Piece
 from engine.runner import Engine
 from engine.scheduler import Event, Failed, Options, RequestId, Said, Scheduler
-from engine.state import Pending, SamplerParams, SeqId
+from engine.state import Pending, SamplerParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import begun, picture
 
@@ -61,14 +65,14 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], list[dict[int, 
 
     def watch(engine: Engine) -> list[dict[int, int]]:
         batches: list[dict[int, int]] = []
-        compute = engine._compute
+        plan = engine._memory.plan
 
-        def counting(work: dict[SeqId, tuple[int, tuple[int, ...]]]) -> dict[SeqId, torch.Tensor]:
-            found = compute(work)
-            batches.append({seq: len(tokens) for seq, (_, tokens) in work.items()})
-            return found
+        def counting(batch: Batch) -> Plan:
+            planned = plan(batch)
+            batches.append(dict(counts_of(batch)))
+            return planned
 
-        monkeypatch.setattr(engine, "_compute", counting)
+        monkeypatch.setattr(engine._memory, "plan", counting)
         return batches
 
     return watch
@@ -201,13 +205,14 @@ def test_damaged_logits_fail_one_request_and_harm_no_other(
         scheduler.submit(bad, [1, 2, 3]),
         scheduler.submit(good, engine.tokenizer.encode("abc"), options),
     ]
-    compute = engine._compute
 
-    def damaged(work: dict[SeqId, tuple[int, tuple[int, ...]]]) -> dict[SeqId, torch.Tensor]:
-        found = compute(work)
-        return {seq: logits * float("nan") if seq == bad else logits for seq, logits in found.items()}
+    def damaged(*args: Any) -> Computed:
+        found = compute(*args)
+        if bad in found.logits:
+            found.logits[bad] = found.logits[bad] * float("nan")
+        return found
 
-    monkeypatch.setattr(engine, "_compute", damaged)
+    monkeypatch.setattr(stepping, "compute", damaged)
     told = run(scheduler)
     assert isinstance(told[names[0]][-1], Failed)
     assert ids_of(told[names[1]]) == [piece.token for piece in alone(single, "abc", options)]
