@@ -94,7 +94,7 @@ def _blobs(chunk: ChunkRef) -> str:
 
 def _as_data(manifest: Manifest) -> dict[str, Any]:
     data = {key: _plain(getattr(manifest, key)) for key in type(manifest).__dataclass_fields__}
-    return {**data, "length": manifest.length}
+    return {**data, "features": list(manifest.features), "length": manifest.length}
 
 
 def _plain(value: Any) -> Any:

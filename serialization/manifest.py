@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from engine.errors import Corrupt, FingerprintMismatch, UnknownFeature
@@ -26,6 +27,7 @@ from engine.state import (
 from serialization import stated
 from serialization.blobs import BlobClass, BlobId, Bytes, blob_id
 from serialization.canonical import pack, unpack
+from serialization.drafts import DRAFT, StoredDraft
 from serialization.limits import (
     MAX_CHUNKS,
     MAX_ENTRIES,
@@ -52,7 +54,7 @@ from serialization.refs import (
 )
 
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES: frozenset[str] = frozenset()
+FEATURES = frozenset({DRAFT})
 
 StoredEdge = Pending | StoredLogits | None
 
@@ -119,7 +121,12 @@ class Manifest:
     edge: StoredEdge
     sampler: SamplerParams
     canary: Canary | None = None
-    features: tuple[str, ...] = ()
+    draft: StoredDraft | None = None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a reader must know to read this manifest."""
+        return () if self.draft is None else (DRAFT,)
 
     @property
     def length(self) -> int:
@@ -129,7 +136,8 @@ class Manifest:
     def blobs(self) -> Iterator[BlobRef]:
         """Every blob of rows, point state and logits that is named, each once, in the archive's order."""
         seen: set[BlobId] = set()
-        for ref in blob_refs(self.chunks, self.checkpoints, self.edge):
+        own = blob_refs(self.chunks, self.checkpoints, self.edge)
+        for ref in chain(own, () if self.draft is None else self.draft.refs()):
             if ref.blob not in seen:
                 seen.add(ref.blob)
                 yield ref
@@ -167,7 +175,7 @@ class Manifest:
 
     def _record(self) -> dict[str, object]:
         origin = self.forked_from
-        return {
+        record = {
             "canary": stated.canary_record(self.canary),
             "checkpoints": [checkpoint.record() for checkpoint in self.checkpoints],
             "chunks": [chunk.record() for chunk in self.chunks],
@@ -193,6 +201,7 @@ class Manifest:
             "tokens": stated.tokens_record(self.tokens),
             "updated": float(self.updated),
         }
+        return record if self.draft is None else {**record, "draft": self.draft.record()}
 
 
 def manifest_id(data: Bytes) -> BlobId:
@@ -239,7 +248,7 @@ def _read(record: Record) -> Manifest:
         edge=edge,
         sampler=stated.read_sampler(record.record("sampler")),
         canary=stated.read_canary(record.record_or_none("canary"), length),
-        features=features,
+        draft=StoredDraft.read(record.record("draft"), length) if DRAFT in features else None,
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engine.errors import Corrupt, UnknownFeature
-from engine.state import PartKind
+from engine.state import Layout, PartKind
 from serialization.blobs import BlobClass, BlobId, blob_class, parse_blob_id
 from serialization.chunks import CHUNK_TOKENS
 from serialization.limits import MAX_BLOB_NBYTES, MAX_RAW_NBYTES, MAX_TOKENS
@@ -125,6 +125,22 @@ class Checkpoint:
             integer(position, MAX_TOKENS, "checkpoint"),
             None if ref is None else BlobRef.read(ref, BlobClass.POINT, "checkpoint"),
         )
+
+
+class Stored(Protocol):
+    """Rows and point state of the first `length` tokens, by reference: a manifest's own, or its draft's."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def chunks(self) -> tuple[ChunkRef, ...]: ...
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

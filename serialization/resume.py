@@ -8,43 +8,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from engine.errors import NoCheckpoint
-from engine.state import Layout, PartKind, Pending, Span, parts_of
+from engine.state import DraftState, Layout, PartKind, Pending, Span, parts_of
 from serialization.chunks import chunk_floor, rows_nbytes
+from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest
-from serialization.refs import ChunkRef
+from serialization.refs import ChunkRef, Stored
 
 
-def resumable_lengths(manifest: Manifest) -> tuple[range, ...]:
-    """Every length that the manifest's state can go on from, as disjoint ranges, rising.
+def resumable_lengths(stored: Stored) -> tuple[range, ...]:
+    """Every length that a stored state can go on from, as disjoint ranges, rising.
 
     0 is always among them. See docs/format.md, section 9.
     """
-    most = min(manifest.length, _covered(manifest.layout, manifest.chunks))
-    ranges = [range(first, min(last, most) + 1) for first, last in _window_ranges(manifest)]
-    if parts_of(manifest.layout, PartKind.POINT):
-        points = [checkpoint.position for checkpoint in manifest.checkpoints]
+    most = min(stored.length, _covered(stored.layout, stored.chunks))
+    ranges = [range(first, min(last, most) + 1) for first, last in _window_ranges(stored)]
+    if parts_of(stored.layout, PartKind.POINT):
+        points = [checkpoint.position for checkpoint in stored.checkpoints]
         ranges = [range(point, point + 1) for point in points if any(point in each for each in ranges)]
     ranges = [each for each in ranges if each]
     return tuple(ranges) if any(0 in each for each in ranges) else (range(0, 1), *ranges)
 
 
-def can_resume_at(manifest: Manifest, length: int) -> bool:
+def can_resume_at(stored: Stored, length: int) -> bool:
     """Whether the state, cut to its first `length` tokens, could go on exactly."""
-    return any(length in each for each in resumable_lengths(manifest))
+    return any(length in each for each in resumable_lengths(stored))
 
 
-def last_resumable(manifest: Manifest, at_most: int) -> int:
+def last_resumable(stored: Stored, at_most: int) -> int:
     """The largest length of at most `at_most` that can be resumed; 0 if there is no other."""
-    return max(min(each[-1], at_most) for each in resumable_lengths(manifest) if each[0] <= at_most)
+    return max(min(each[-1], at_most) for each in resumable_lengths(stored) if each[0] <= at_most)
 
 
 def cut(manifest: Manifest, length: int) -> Manifest:
     """The manifest of the first `length` tokens; names, times and generation stay as they are.
 
     No blob is written: the last chunk may hold more rows than there are tokens. The token that followed is
-    pending, so that going on says the same again. Messages that end beyond are left out.
-    Raises NoCheckpoint where the state could not go on.
+    pending, so that going on says the same again. Messages that end beyond are left out; of the draft
+    `draft_within` is left. Raises NoCheckpoint where the state could not go on.
     """
     if length == manifest.length:
         return manifest
@@ -58,6 +61,21 @@ def cut(manifest: Manifest, length: int) -> Manifest:
         checkpoints=tuple(each for each in manifest.checkpoints if each.position <= length),
         edge=Pending(manifest.tokens[length]) if length else None,
         canary=None,
+        draft=draft_within(manifest.draft, length),
+    )
+
+
+def draft_within(draft: StoredDraft | None, length: int) -> StoredDraft | None:
+    """The draft of at most the first `length` tokens: of as many as its own memory can be cut to, since a
+    drafter reads the rest by itself. None where that is none of them."""
+    at = 0 if draft is None else last_resumable(draft, min(length, draft.length))
+    if draft is None or at == 0:
+        return None
+    return replace(
+        draft,
+        length=at,
+        chunks=tuple(chunk for chunk in draft.chunks if chunk.start < at),
+        checkpoints=tuple(each for each in draft.checkpoints if each.position <= at),
     )
 
 
@@ -93,18 +111,44 @@ def kept_chunks(
     """
     if previous is None:
         return ()
-    length = len(tokens)
-    window = max_window(previous.layout)
+    return _kept(previous, previous, tokens, spans, len(tokens), untouched)
+
+
+def kept_draft_chunks(
+    previous: Manifest | None,
+    draft: DraftState,
+    tokens: tuple[int, ...],
+    spans: Sequence[Span],
+    untouched: int,
+) -> tuple[ChunkRef, ...]:
+    """As `kept_chunks`, of the draft of `previous`: those that a manifest with `draft` may name again; none
+    where another drafter made them. `untouched` counts rows of the drafter."""
+    stored = None if previous is None else previous.draft
+    if previous is None or stored is None or stored.is_other(draft.fingerprint, draft.layout):
+        return ()
+    return _kept(previous, stored, tokens, spans, draft.length, untouched)
+
+
+def _kept(
+    previous: Manifest,
+    stored: Stored,
+    tokens: tuple[int, ...],
+    spans: Sequence[Span],
+    length: int,
+    untouched: int,
+) -> tuple[ChunkRef, ...]:
+    """`kept_chunks` of what `previous` has `stored`, for the first `length` of `tokens`."""
+    window = max_window(stored.layout)
     kept: list[ChunkRef] = []
-    for chunk in previous.chunks:
+    for chunk in stored.chunks:
         start, stop = chunk.start, chunk.stop
-        if stop > min(untouched, length, previous.length) or not (chunk.is_whole or stop == length):
+        if stop > min(untouched, length, stored.length) or not (chunk.is_whole or stop == length):
             break
         if previous.tokens[start:stop] != tokens[start:stop]:
             break
         if spans_within(previous.spans, start, stop) != spans_within(spans, start, stop):
             break
-        if not _has_rows(previous.layout, chunk):
+        if not _has_rows(stored.layout, chunk):
             break
         if window and stop > length - window and _window_start(chunk) > max(start, length - window):
             break
@@ -123,16 +167,35 @@ def first_new(
     return kept[-1].stop if kept else 0
 
 
+def first_new_of_draft(
+    previous: Manifest | None,
+    draft: DraftState,
+    tokens: tuple[int, ...],
+    spans: Sequence[Span],
+    untouched: int,
+) -> int:
+    """The first token whose rows of the draft a save must write. Arguments as for `kept_draft_chunks`."""
+    kept = kept_draft_chunks(previous, draft, tokens, spans, untouched)
+    return kept[-1].stop if kept else 0
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:n], np.int64) != np.asarray(b[:n], np.int64))
+    return int(differ[0]) if len(differ) else n
+
+
 def max_window(layout: Layout) -> int:
     """The largest window of the layout, 0 if it has no window parts."""
     return max((spec.window for spec in layout if spec.window is not None), default=0)
 
 
-def window_floor(manifest: Manifest, length: int) -> int:
+def window_floor(layout: Layout, length: int) -> int:
     """The first token whose window rows a resume at `length` wants: those needed, one more so that the last
     token can be computed again for the canary, and the rest of the last partial chunk, so that the next
     save can write that chunk anew with all of them."""
-    return min(needed_window(manifest.layout, length), chunk_floor(length))
+    return min(needed_window(layout, length), chunk_floor(length))
 
 
 def needed_window(layout: Layout, length: int) -> int:
@@ -162,22 +225,22 @@ def _window_start(chunk: ChunkRef) -> int:
     return chunk.stop if blob is None else blob.start
 
 
-def _window_ranges(manifest: Manifest) -> list[tuple[int, int]]:
+def _window_ranges(stored: Stored) -> list[tuple[int, int]]:
     """(first, last) lengths whose window rows are named, whatever else they need."""
-    if not parts_of(manifest.layout, PartKind.WINDOW):
-        return [(0, manifest.length)]
-    window = max_window(manifest.layout)
+    if not parts_of(stored.layout, PartKind.WINDOW):
+        return [(0, stored.length)]
+    window = max_window(stored.layout)
     return [
         (start + window if start else 0, stop)
-        for start, stop in window_runs(manifest)
+        for start, stop in window_runs(stored.chunks)
         if not start or start + window <= stop
     ]
 
 
-def window_runs(manifest: Manifest) -> list[tuple[int, int]]:
+def window_runs(chunks: Sequence[ChunkRef]) -> list[tuple[int, int]]:
     """Runs [start, stop) of consecutive tokens whose window rows are named."""
     runs: list[tuple[int, int]] = []
-    for chunk in manifest.chunks:
+    for chunk in chunks:
         start = _window_start(chunk)
         if start == chunk.stop:
             continue

@@ -1,6 +1,7 @@
 """States to blobs and back, through a store: what a save writes and a resume reads.
 
-A save puts the blobs that `write_state` makes, then the caller's manifest, then swaps the ref.
+A save puts the blobs that `write_state` makes, then the caller's manifest, then swaps the ref. A drafter's
+state goes the same way as its target's, in the same save.
 """
 
 from __future__ import annotations
@@ -8,49 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from engine.errors import BlobMissing, Corrupt
-from engine.state import (
-    Edge,
-    Layout,
-    NextLogits,
-    PartKind,
-    Pending,
-    Point,
-    Rows,
-    SequenceState,
-    least_missed,
-    parts_of,
-)
+from engine.state import DraftState, Edge, NextLogits, Pending, SequenceState
 from serialization.blobs import BlobClass, BlobId, Store, short
-from serialization.chunks import CHUNK_TOKENS, decode_rows, encode_rows, rows_nbytes
+from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest, StoredEdge
 from serialization.parallel import in_order
 from serialization.pipelines import DEFAULT, CodecSet
-from serialization.points import (
-    decode_logits,
-    decode_point,
-    encode_logits,
-    encode_point,
-    point_nbytes,
-)
-from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef, StoredLogits
+from serialization.points import decode_logits, encode_logits
+from serialization.reading import Reader, get
+from serialization.refs import BlobRef, Checkpoint, ChunkRef, Stored, StoredLogits
 from serialization.resume import (
+    common_prefix,
+    draft_within,
     kept_chunks,
+    kept_draft_chunks,
     require_resumable,
     spans_within,
-    window_floor,
-    window_runs,
 )
+from serialization.writing import Writer, WrittenRows, put
 
-#: Bytes of point state that a manifest names at most, before encoding.
+#: Bytes of point state that a manifest names at most, before encoding; as much again of its draft.
 POINT_BUDGET = 2**28
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenState:
-    """Where a state's rows, point state and edge are stored now: fields for the manifest.
+    """Where a state's rows, point state, edge and draft are stored now: fields for the manifest.
 
     `num_blobs` and `nbytes` count what was put by this save, as stored.
     """
@@ -58,6 +43,7 @@ class WrittenState:
     chunks: tuple[ChunkRef, ...]
     checkpoints: tuple[Checkpoint, ...]
     edge: StoredEdge
+    draft: StoredDraft | None
     num_blobs: int
     nbytes: int
 
@@ -70,123 +56,96 @@ def write_state(
     codecs: CodecSet = DEFAULT,
     workers: int = 1,
     point_budget: int = POINT_BUDGET,
+    draft_untouched: int = 0,
 ) -> WrittenState:
     """Put what `previous` has not stored yet of `state`, and say where everything is.
 
     Rows of the first `untouched` tokens are known to be those that `previous` stored (see
-    `resume.kept_chunks`). `state` has token and block rows from `resume.first_new(...)` on at least; its
-    tokens and spans are complete. Of its checkpoints those are named that fit into `point_budget` bytes of
-    point state. With `workers` above 1 blobs are encoded and put by as many threads.
+    `resume.kept_chunks`), of the draft those of `draft_untouched`. `state` has token and block rows from
+    `resume.first_new(...)` on at least, its draft from `resume.first_new_of_draft(...)`; its tokens and spans
+    are complete. Of its checkpoints those are named that fit into `point_budget` bytes of point state. With
+    `workers` above 1 blobs are encoded and put by as many threads.
+
+    Of a state without a draft that of `previous` is named again, as far as the tokens are the same: it was
+    saved by an engine that does not draft, and the next one may.
 
     Raises FingerprintMismatch if `previous` is of another layout or model, Corrupt if the state lacks rows,
     LimitExceeded, StoreFull, StoreUnavailable; what was put by then is unreferenced.
     """
     if previous is not None:
         previous.refuse_other(state.fingerprint, state.layout)
-    writer = _Writer(store, state, codecs)
-    kept = kept_chunks(previous, state.tokens, state.spans, untouched)
-    start = kept[-1].stop if kept else 0
-    new = in_order(writer.chunk, range(start, state.length, CHUNK_TOKENS), workers)
-    known = _kept_checkpoints(previous, state, untouched)
-    positions = {checkpoint.position for checkpoint in known}
-    fresh = [point for point in state.points if point.position not in positions]
-    each_nbytes = point_nbytes(parts_of(state.layout, PartKind.POINT))
-    named = thinned(sorted([*positions, *(point.position for point in fresh)]), each_nbytes, point_budget)
-    points = in_order(writer.checkpoint, [point for point in fresh if point.position in named], workers)
-    edge, logits = writer.edge(state.edge)
-    put = [blob.ref for chunk in new for blob in chunk.blobs]
-    put += [point.ref for point in points if point.ref is not None] + logits
+    if state.draft is not None and state.draft.length > state.length:
+        raise Corrupt("the draft to be stored is of more tokens than there are")
+    save = _Save(store, previous, codecs, workers, point_budget)
+    own = save.target(state, untouched)
+    edge, logits = save.edge(state)
+    draft, draft_blobs = save.draft(state, draft_untouched)
+    blobs = (*own.put, *logits, *draft_blobs)
     return WrittenState(
-        chunks=(*kept, *new),
-        checkpoints=tuple(each for each in _merged(known, points) if each.position in named),
+        chunks=own.chunks,
+        checkpoints=own.checkpoints,
         edge=edge,
-        num_blobs=len(put),
-        nbytes=sum(ref.nbytes for ref in put),
+        draft=draft,
+        num_blobs=len(blobs),
+        nbytes=sum(ref.nbytes for ref in blobs),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
-    """Makes and puts the blobs of one state."""
+class _Save:
+    """What the parts of one save have in common."""
 
     store: Store
-    state: SequenceState
+    previous: Manifest | None
     codecs: CodecSet
+    workers: int
+    point_budget: int
 
-    def put(self, cls: BlobClass, raw_nbytes: int, data: bytes) -> BlobRef:
-        return BlobRef(self.store.put(cls, data), raw_nbytes, len(data))
+    def target(self, state: SequenceState, untouched: int) -> WrittenRows:
+        kept = kept_chunks(self.previous, state.tokens, state.spans, untouched)
+        known = self.known(self.previous, state.tokens, min(untouched, state.length))
+        writer = Writer(self.store, self.codecs, state.layout, state.length, state.rows)
+        return writer.write(state.points, kept, known, self.point_budget, self.workers)
 
-    def chunk(self, start: int) -> ChunkRef:
-        """The chunk from `start` on, its blobs put."""
-        stop = min(start + CHUNK_TOKENS, self.state.length)
-        blobs = (self.rows(kind, start, stop) for kind in ROW_KINDS)
-        return ChunkRef(start, stop, tuple(blob for blob in blobs if blob is not None))
+    def draft(self, state: SequenceState, untouched: int) -> tuple[StoredDraft | None, tuple[BlobRef, ...]]:
+        """Of the checkpoints that a drafter has the one at its end is put alone; those of earlier turns are
+        named already."""
+        draft = state.draft
+        if draft is None or not draft.length:
+            return draft_of(self.previous, state.tokens), ()
+        past = None if self.previous is None else self.previous.draft
+        if past is not None and past.is_other(draft.fingerprint, draft.layout):
+            past = None
+        kept = kept_draft_chunks(self.previous, draft, state.tokens, state.spans, untouched)
+        known = self.known(past, state.tokens, min(untouched, draft.length))
+        last = [point for point in draft.points if point.position == draft.length]
+        writer = Writer(self.store, self.codecs, draft.layout, draft.length, draft.rows)
+        written = writer.write(last, kept, known, self.point_budget, self.workers)
+        stored = StoredDraft(
+            draft.fingerprint, draft.layout, draft.length, written.chunks, written.checkpoints
+        )
+        return stored, written.put
 
-    def rows(self, kind: PartKind, start: int, stop: int) -> ChunkBlob | None:
-        """The rows of one kind for tokens [start, stop): None where there are none.
+    def known(self, past: Stored | None, tokens: tuple[int, ...], at_most: int) -> tuple[Checkpoint, ...]:
+        """The checkpoints of `past` up to `at_most`, as far as the tokens before them are the same."""
+        if past is None or self.previous is None:
+            return ()
+        same = min(at_most, common_prefix(self.previous.tokens, tokens))
+        return tuple(each for each in past.checkpoints if each.position <= same)
 
-        Window rows may begin later: as far back as the state has all of them up to the end of the chunk.
-        """
-        specs = parts_of(self.state.layout, kind)
-        runs = self.state.rows_of(kind)
-        if kind is PartKind.WINDOW:
-            start = max(start, _unbroken(runs, stop))
-        if start >= stop or not rows_nbytes(specs, start, stop):
-            return None
-        data = encode_rows(kind, specs, start, stop, runs, self.codecs)
-        return ChunkBlob(kind, start, self.put(BlobClass.ROWS, rows_nbytes(specs, start, stop), data))
-
-    def checkpoint(self, point: Point) -> Checkpoint:
-        specs = parts_of(self.state.layout, PartKind.POINT)
-        if not specs:
-            return Checkpoint(point.position, None)
-        data = encode_point(specs, point, self.codecs)
-        return Checkpoint(point.position, self.put(BlobClass.POINT, point_nbytes(specs), data))
-
-    def edge(self, edge: Edge) -> tuple[StoredEdge, list[BlobRef]]:
-        if not isinstance(edge, NextLogits):
-            return edge, []
-        data = encode_logits(edge.logits, self.state.length, self.codecs)
-        ref = self.put(BlobClass.POINT, 4 * edge.logits.numel(), data)
-        return StoredLogits(ref), [ref]
-
-
-def _unbroken(runs: Sequence[Rows], stop: int) -> int:
-    """The first token from which on `runs` have all rows up to `stop`; `stop` if there are none."""
-    first = stop
-    for run in reversed(runs):
-        if run.start < first <= run.stop:
-            first = run.start
-    return first
+    def edge(self, state: SequenceState) -> tuple[StoredEdge, tuple[BlobRef, ...]]:
+        if not isinstance(state.edge, NextLogits):
+            return state.edge, ()
+        data = encode_logits(state.edge.logits, state.length, self.codecs)
+        ref = put(self.store, BlobClass.POINT, 4 * state.edge.logits.numel(), data)
+        return StoredLogits(ref), (ref,)
 
 
-def _kept_checkpoints(
-    previous: Manifest | None, state: SequenceState, untouched: int
-) -> tuple[Checkpoint, ...]:
-    """Those of `previous` up to `untouched`, as far as the tokens before them are the same."""
+def draft_of(previous: Manifest | None, tokens: Sequence[int]) -> StoredDraft | None:
+    """What of the draft of `previous` is true of `tokens`."""
     if previous is None:
-        return ()
-    return tuple(
-        checkpoint
-        for checkpoint in previous.checkpoints
-        if checkpoint.position <= min(untouched, state.length)
-        and previous.tokens[: checkpoint.position] == state.tokens[: checkpoint.position]
-    )
-
-
-def thinned(positions: Sequence[int], each_nbytes: int, budget: int) -> tuple[int, ...]:
-    """As many of the checkpoints at `positions`, rising, as have at most `budget` bytes of point state before
-    encoding; those go that are least missed, and the last one never."""
-    kept = list(positions)
-    while len(kept) > 1 and len(kept) * each_nbytes > budget:
-        del kept[least_missed(kept)]
-    return tuple(kept)
-
-
-def _merged(kept: Sequence[Checkpoint], new: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Both, by position."""
-    by_position = {checkpoint.position: checkpoint for checkpoint in (*kept, *new)}
-    return tuple(by_position[position] for position in sorted(by_position))
+        return None
+    return draft_within(previous.draft, common_prefix(previous.tokens, tokens))
 
 
 def read_state(
@@ -196,7 +155,8 @@ def read_state(
 
     It has one run of each kind for every chunk: views of the decoded chunk, cut at `length`. Window rows
     begin where a resume needs them, or where the last partial chunk does. A state that was cut has the token
-    that followed as its pending edge. The caller compares fingerprints before (`Manifest.refuse_other`).
+    that followed as its pending edge, and the draft that `resume.draft_within` gives. The caller compares
+    fingerprints before (`Manifest.refuse_other`), and takes away a draft that is not wanted.
 
     Blobs are fetched and decoded by `workers` threads, each of which calls `store.get`. Of the checkpoints up
     to `length` the last `num_points` are read.
@@ -206,7 +166,7 @@ def read_state(
     """
     length = manifest.length if length is None else length
     require_resumable(manifest, length)
-    reader = _Reader(store, manifest, length)
+    reader = Reader(store, manifest, length)
     rows = in_order(reader.rows, reader.wanted(), workers)
     whole = length == manifest.length
     return SequenceState(
@@ -216,103 +176,32 @@ def read_state(
         rows=tuple(rows),
         points=reader.points(num_points),
         spans=spans_within(manifest.spans, 0, length),
-        edge=reader.edge(),
+        edge=_read_edge(store, manifest, length),
         sampler=manifest.sampler,
         canary=manifest.canary if whole else None,
+        draft=_read_draft(store, draft_within(manifest.draft, length), workers),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Rows [start, stop) of one kind, out of one chunk; `blob` is None where they are no rows at all."""
-
-    kind: PartKind
-    chunk: ChunkRef
-    blob: ChunkBlob | None
-    start: int
-    stop: int
+def _read_draft(store: Store, draft: StoredDraft | None, workers: int) -> DraftState | None:
+    if draft is None:
+        return None
+    reader = Reader(store, draft, draft.length)
+    rows = in_order(reader.rows, reader.wanted(), workers)
+    return DraftState(draft.fingerprint, draft.layout, draft.length, tuple(rows), reader.points(1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Fetches and checks the blobs of one manifest, cut to `length` tokens."""
-
-    store: Store
-    manifest: Manifest
-    length: int
-
-    def wanted(self) -> list[_Wanted]:
-        """What there is to read, by kind and in order; sizes in the manifest are checked here."""
-        wanted = []
-        for kind in ROW_KINDS:
-            if not (specs := parts_of(self.manifest.layout, kind)):
-                continue
-            first = self.first_window_row() if kind is PartKind.WINDOW else 0
-            for chunk in self.manifest.chunks:
-                start, stop = max(first, chunk.start), min(chunk.stop, self.length)
-                if start < stop:
-                    blob = chunk.blob(kind) if rows_nbytes(specs, start, stop) else None
-                    if blob is not None:
-                        self.check(blob, chunk, specs)
-                    wanted.append(_Wanted(kind, chunk, blob, start, stop))
-        return wanted
-
-    def first_window_row(self) -> int:
-        """Of the run of window rows that reaches `length`, the first token that is wanted."""
-        floor = window_floor(self.manifest, self.length)
-        starts = [start for start, stop in window_runs(self.manifest) if start < self.length <= stop]
-        return max(floor, *starts) if starts else self.length
-
-    def check(self, blob: ChunkBlob, chunk: ChunkRef, specs: Layout) -> None:
-        if blob.ref.raw_nbytes != rows_nbytes(specs, blob.start, chunk.stop):
-            raise Corrupt(f"manifest: blob {short(blob.ref.blob)} is not as large as its rows")
-
-    def get(self, ref: BlobRef) -> bytes:
-        data = self.store.get(ref.blob)
-        if len(data) != ref.nbytes:
-            raise Corrupt(f"blob {short(ref.blob)}: not as large as its manifest says")
-        return data
-
-    def rows(self, wanted: _Wanted) -> Rows:
-        specs = parts_of(self.manifest.layout, wanted.kind)
-        start, stop = wanted.start, wanted.stop
-        if wanted.blob is None:
-            none = tuple(torch.empty((0, spec.row_nbytes), dtype=torch.uint8) for spec in specs)
-            return Rows(wanted.kind, start, stop, none)
-        data = self.get(wanted.blob.ref)
-        whole = decode_rows(data, wanted.kind, specs, wanted.blob.start, wanted.chunk.stop)
-        parts = (
-            part[spec.num_rows(whole.start, start) : spec.num_rows(whole.start, stop)]
-            for spec, part in zip(specs, whole.parts, strict=True)
-        )
-        return Rows(wanted.kind, start, stop, tuple(parts))
-
-    def points(self, count: int) -> tuple[Point, ...]:
-        """The last `count` checkpoints up to `length`, of which one is there, where the layout has any."""
-        specs = parts_of(self.manifest.layout, PartKind.POINT)
-        upto = [point for point in self.manifest.checkpoints if point.position <= self.length]
-        return tuple(
-            self.point(specs, checkpoint.ref, checkpoint.position)
-            for checkpoint in upto[-count:]
-            if specs and checkpoint.ref is not None
-        )
-
-    def point(self, specs: Layout, ref: BlobRef, position: int) -> Point:
-        if ref.raw_nbytes != point_nbytes(specs):
-            raise Corrupt("manifest: point state is not as large as its parts")
-        return decode_point(self.get(ref), specs, position)
-
-    def edge(self) -> Edge:
-        if self.length < self.manifest.length:
-            return Pending(self.manifest.tokens[self.length]) if self.length else None
-        match self.manifest.edge:
-            case StoredLogits(ref):
-                num_logits, rest = divmod(ref.raw_nbytes, 4)
-                if rest or not num_logits:
-                    raise Corrupt("manifest: logits that are not whole numbers")
-                return NextLogits(decode_logits(self.get(ref), self.length, num_logits))
-            case edge:
-                return edge
+def _read_edge(store: Store, manifest: Manifest, length: int) -> Edge:
+    if length < manifest.length:
+        return Pending(manifest.tokens[length]) if length else None
+    match manifest.edge:
+        case StoredLogits(ref):
+            num_logits, rest = divmod(ref.raw_nbytes, 4)
+            if rest or not num_logits:
+                raise Corrupt("manifest: logits that are not whole numbers")
+            return NextLogits(decode_logits(get(store, ref), length, num_logits))
+        case edge:
+            return edge
 
 
 def missing_blobs(store: Store, manifest: Manifest) -> tuple[BlobId, ...]:

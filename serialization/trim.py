@@ -4,32 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.state import PartKind, Rows, SequenceState
+from engine.state import DraftState, PartKind, Point, Rows, SequenceState
 from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest
+from serialization.refs import Stored
 from serialization.resume import max_window, needed_window
 
 
-def trimmed(state: SequenceState, previous: Manifest | None, untouched: int) -> SequenceState:
+def trimmed(
+    state: SequenceState, previous: Manifest | None, untouched: int, draft_untouched: int = 0
+) -> SequenceState:
     """The state with the window rows alone that going on at its end needs, and those that `previous` has
     stored in chunks that are written anew, so that what could be resumed still can; and without the
-    checkpoints that cannot be resumed for want of other window rows.
+    checkpoints that cannot be resumed for want of other window rows. Its draft likewise.
 
     Memory holds more of them than that. Rows of the first `untouched` tokens are those that `previous`
-    stored.
+    stored, of the draft those of the first `draft_untouched`.
     """
-    wanted = [range(needed_window(state.layout, state.length), state.length)]
+    rows, points = _trimmed(state, state.length, previous, untouched)
+    draft = state.draft
+    if draft is not None:
+        stored = None if previous is None else previous.draft
+        kept_rows, kept_points = _trimmed(draft, draft.length, stored, draft_untouched)
+        draft = replace(draft, rows=kept_rows, points=kept_points)
+    return replace(state, rows=rows, points=points, draft=draft)
+
+
+def _trimmed(
+    state: SequenceState | DraftState, length: int, previous: Stored | None, untouched: int
+) -> tuple[tuple[Rows, ...], tuple[Point, ...]]:
+    wanted = [range(needed_window(state.layout, length), length)]
     for chunk in previous.chunks if previous is not None else ():
         blob = chunk.blob(PartKind.WINDOW)
-        if blob is not None and blob.start < min(untouched, state.length):
-            wanted.append(range(blob.start, min(chunk.start + CHUNK_TOKENS, state.length)))
+        if blob is not None and blob.start < min(untouched, length):
+            wanted.append(range(blob.start, min(chunk.start + CHUNK_TOKENS, length)))
     joined = _joined(wanted)
     rows: list[Rows] = []
     for run in state.rows:
         rows += [run] if run.kind is not PartKind.WINDOW else _cut(run, joined)
     window = max_window(state.layout)
     points = (point for point in state.points if _has(joined, point.position - window, point.position))
-    return replace(state, rows=tuple(rows), points=tuple(points))
+    return tuple(rows), tuple(points)
 
 
 def _has(ranges: list[range], start: int, stop: int) -> bool:

@@ -12,9 +12,10 @@ from engine.reply import Piece
 from engine.runner import Engine
 from engine.state import Pending, Provenance, SamplerParams, SeqId
 from serialization.manifest import Message
+from serialization.resume import common_prefix
 from serialization.snapshot import read_state
 from sessions.manager import SessionManager
-from sessions.prefix import Hit, common_prefix
+from sessions.prefix import Hit
 from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import align, align_tail, whole_characters

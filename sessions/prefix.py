@@ -19,7 +19,7 @@ from engine.state import Fingerprint, Provenance
 from serialization.blobs import Store
 from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest
-from serialization.resume import last_resumable
+from serialization.resume import common_prefix, last_resumable
 from sessions.catalog import Catalog
 from sessions.names import PREFIXES
 
@@ -97,9 +97,3 @@ def computed_prefix(manifest: Manifest) -> int:
             break
         stop = span.stop
     return stop
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0]) if len(differ) else n

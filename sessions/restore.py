@@ -20,10 +20,9 @@ from engine.runner import Engine
 from engine.state import Pending, SamplerParams, SeqId, SequenceState
 from serialization.blobs import Store
 from serialization.manifest import Manifest
-from serialization.resume import last_resumable
+from serialization.resume import common_prefix, last_resumable
 from serialization.snapshot import read_state
 from sessions.policy import Policy
-from sessions.prefix import common_prefix
 from sessions.reduce import has_rows
 
 

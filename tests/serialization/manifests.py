@@ -20,6 +20,7 @@ from engine.state import (
 )
 from serialization.blobs import BlobClass, BlobId
 from serialization.chunks import CHUNK_TOKENS
+from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest, ManifestKind, Message, Origin
 from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef, StoredLogits
 from tests.serialization.states import ATTENTION, FOUR_KINDS, WINDOWED
@@ -99,16 +100,35 @@ def message_lists(draw: st.DrawFn, end: int) -> tuple[Message, ...]:
 
 
 @st.composite
+def checkpoint_lists(draw: st.DrawFn, length: int, layout: tuple[PartSpec, ...]) -> tuple[Checkpoint, ...]:
+    has_points = bool(parts_of(layout, PartKind.POINT))
+    return tuple(
+        Checkpoint(position, draw(blob_refs(BlobClass.POINT)) if has_points else None)
+        for position in sorted(draw(st.sets(st.integers(0, length), max_size=3)))
+    )
+
+
+LAYOUTS: st.SearchStrategy[tuple[PartSpec, ...]] = st.sampled_from([(), ATTENTION, WINDOWED, FOUR_KINDS])
+
+
+@st.composite
+def drafts(draw: st.DrawFn, num_tokens: int) -> StoredDraft:
+    layout, length = draw(LAYOUTS), draw(st.integers(1, num_tokens))
+    made_with = Fingerprint(draw(HALVES), draw(HALVES))
+    return StoredDraft(
+        made_with, layout, length, draw(chunk_refs(length)), draw(checkpoint_lists(length, layout))
+    )
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    layout: tuple[PartSpec, ...] = draw(st.sampled_from([(), ATTENTION, WINDOWED, FOUR_KINDS]))
+    layout = draw(LAYOUTS)
     length = draw(st.sampled_from([0, 1, 255, 256, 257, 700]))
     largest = draw(st.sampled_from([10, 2**16 - 1, 2**16, 2**24, 2**32 - 1]))
     tokens = tuple(draw(st.lists(st.integers(0, largest), min_size=length, max_size=length)))
     edges: st.SearchStrategy[Any] = IDS.map(Pending) | blob_refs(BlobClass.POINT).map(StoredLogits)
     edge = draw(edges if length else edges | st.none())
     kind = draw(st.sampled_from(ManifestKind))
-    positions = sorted(draw(st.sets(st.integers(0, length), max_size=3)))
-    has_points = bool(parts_of(layout, PartKind.POINT))
     return Manifest(
         session=draw(ULIDS),
         tenant=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)),
@@ -131,11 +151,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
         messages=draw(message_lists(length + isinstance(edge, Pending))),
         spans=draw(span_lists(length)),
         chunks=draw(chunk_refs(length)),
-        checkpoints=tuple(
-            Checkpoint(position, draw(blob_refs(BlobClass.POINT)) if has_points else None)
-            for position in positions
-        ),
+        checkpoints=draw(checkpoint_lists(length, layout)),
         edge=edge,
         sampler=draw(SAMPLERS),
         canary=draw(st.none() | canaries(length)),
+        draft=draw(st.none() | drafts(length)) if length else None,
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from engine.state import (
+    DraftState,
     Edge,
     Fingerprint,
     Layout,
@@ -44,6 +45,15 @@ ATTENTION: Layout = parts_of(FOUR_KINDS, PartKind.TOKEN)
 WINDOWED: Layout = FOUR_KINDS[:3] + FOUR_KINDS[5:7]
 MEANING = Fingerprint({"model": "b3-00", "layers": 6, "rope": 1e4}, {"torch": "2.13"})
 
+
+#: what a drafter's memory may be like, beside that of the target
+DRAFTED: Layout = (
+    PartSpec("k", PartKind.TOKEN, 0, "f32", (3,)),
+    PartSpec("c16", PartKind.BLOCK, 0, "bf16", (4,), block=16),
+    PartSpec("k", PartKind.WINDOW, 1, "bf16", (2, 4), window=40),
+    PartSpec("conv", PartKind.POINT, 2, "f32", (5,)),
+)
+DRAFTER = Fingerprint({"model": "b3-11", "layers": 3}, {"torch": "2.13"})
 
 PENDING = Pending(5)
 
@@ -122,6 +132,20 @@ def state_of(
     )
 
 
+def drafted(
+    state: SequenceState,
+    length: int | None = None,
+    layout: Layout = DRAFTED,
+    since: int = 0,
+    window_start: int = 0,
+    seed: int = 9,
+) -> SequenceState:
+    """The state with a draft of its first `length` tokens, rows from `since` on."""
+    length = state.length if length is None else length
+    of = state_of(length, layout, since, window_start, seed)
+    return replace(state, draft=DraftState(DRAFTER, layout, length, of.rows, of.points))
+
+
 EMPTY = Manifest(
     session="01ARZ3NDEKTSV4RRFFQ69G5FAV",
     tenant="default",
@@ -158,14 +182,15 @@ def manifest_of(state: SequenceState, written: WrittenState) -> Manifest:
         checkpoints=written.checkpoints,
         edge=written.edge,
         sampler=state.sampler,
+        draft=written.draft,
     )
 
 
-def expect_rows(state: SequenceState, length: int, seed: int = 0) -> None:
+def expect_rows(state: SequenceState | DraftState, length: int, seed: int = 0) -> None:
     """Asserts that the state has every row that a resume at `length` needs, each with its right bytes."""
     for kind in (PartKind.TOKEN, PartKind.BLOCK, PartKind.WINDOW):
         specs = parts_of(state.layout, kind)
-        runs = state.rows_of(kind)
+        runs = [run for run in state.rows if run.kind is kind]
         if not specs or not length:
             continue
         window = max((spec.window or 0 for spec in specs), default=0)
@@ -177,6 +202,19 @@ def expect_rows(state: SequenceState, length: int, seed: int = 0) -> None:
                 wanted = row_bytes(spec, run.start // spec.block, run.stop // spec.block, seed)
                 assert part.shape == wanted.shape
                 assert torch.equal(part, wanted)
+
+
+def expect_draft(state: SequenceState, length: int, layout: Layout = DRAFTED, seed: int = 9) -> None:
+    """Asserts that the state has the draft of its first `length` tokens, whole, with its right bytes."""
+    draft = state.draft
+    assert draft is not None
+    assert (draft.fingerprint, draft.layout, draft.length) == (DRAFTER, layout, length)
+    expect_rows(draft, length, seed)
+    specs = parts_of(layout, PartKind.POINT)
+    assert [point.position for point in draft.points] == ([length] if specs else [])
+    for point in draft.points:
+        for spec, part in zip(specs, point.parts, strict=True):
+            assert torch.equal(part, row_bytes(spec, length, length + 1, seed)[0])
 
 
 def logits_edge() -> NextLogits:

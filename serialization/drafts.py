@@ -1,0 +1,62 @@
+"""What a manifest says of a drafter's state (docs/format.md, section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.errors import Corrupt
+from engine.state import Fingerprint, Layout, PartKind, parts_of
+from serialization import stated
+from serialization.limits import MAX_CHUNKS, MAX_ENTRIES, MAX_TOKENS
+from serialization.records import Record
+from serialization.refs import BlobRef, Checkpoint, ChunkRef, blob_refs, check_checkpoints, check_chunks
+
+#: the feature that a manifest with a draft needs
+DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDraft:
+    """Where the rows and point state are that a drafter keeps of a session's first `length` tokens, at least
+    one, and what made them. Layout, chunks and checkpoints obey the rules of a manifest's own."""
+
+    fingerprint: Fingerprint
+    layout: Layout
+    length: int
+    chunks: tuple[ChunkRef, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+    def refs(self) -> Iterator[BlobRef]:
+        """Every blob named, in the order of the archive; one may come twice."""
+        return blob_refs(self.chunks, self.checkpoints, None)
+
+    def is_other(self, fingerprint: Fingerprint, layout: Layout) -> bool:
+        """Whether a drafter with these would mean something else by the rows."""
+        return self.layout != layout or any(True for _ in self.fingerprint.differing(fingerprint))
+
+    def record(self) -> dict[str, object]:
+        return {
+            "checkpoints": [checkpoint.record() for checkpoint in self.checkpoints],
+            "chunks": [chunk.record() for chunk in self.chunks],
+            "fingerprint": stated.fingerprint_record(self.fingerprint),
+            "layout": stated.layout_record(self.layout),
+            "length": self.length,
+        }
+
+    @classmethod
+    def read(cls, record: Record, num_tokens: int) -> StoredDraft:
+        """The draft of a session of `num_tokens`. Raises Corrupt, UnknownFeature or LimitExceeded."""
+        draft = cls(
+            fingerprint=stated.read_fingerprint(record.record("fingerprint")),
+            layout=stated.read_layout(record.value("layout")),
+            length=record.integer("length", MAX_TOKENS),
+            chunks=tuple(ChunkRef.read(item) for item in record.items("chunks", MAX_CHUNKS)),
+            checkpoints=tuple(Checkpoint.read(item) for item in record.items("checkpoints", MAX_ENTRIES)),
+        )
+        record.end()
+        if not 0 < draft.length <= num_tokens:
+            raise Corrupt(f"draft: of {draft.length:,} tokens in a session of {num_tokens:,}")
+        check_chunks(draft.chunks, draft.length)
+        check_checkpoints(draft.checkpoints, draft.length, bool(parts_of(draft.layout, PartKind.POINT)))
+        return draft
