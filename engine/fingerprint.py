@@ -11,8 +11,9 @@ from engine.config import ResolvedConfig
 from engine.models.base import Model
 from engine.state import Fingerprint, Value
 
-#: Raised when this engine computes rows of the same meaning with other last bits.
-ENGINE_VERSION = "1"
+#: Raised when this engine computes rows of the same meaning with other last bits, or draws otherwise.
+#: 2: every id has noise of its own in a draw.
+ENGINE_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def fingerprint(
             "processor": _processor(config.device),
             "threads": config.threads,
             "dtype": str(config.dtype).removeprefix("torch."),
+            **({"deterministic": True} if config.deterministic else {}),
         },
     )
 

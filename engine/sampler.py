@@ -3,7 +3,8 @@
 The order of the steps, as most engines have it:
 bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw.
 top-p and min-p look at the probabilities before the temperature is applied. The draw is a function of
-(seed, position) alone, so that a sampler has a state at every position and keeps none.
+(seed, position) alone, so that a sampler has a state at every position and keeps none. Every id has noise of
+its own in it (Gumbel-max), so that two models that nearly agree nearly always choose the same id with it.
 """
 
 from __future__ import annotations
@@ -35,17 +36,26 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
     if params.temperature == 0:
         return int(np.argmax(scores))
     ids, kept = _candidates(scores, params)
-    with np.errstate(over="ignore"):  # what is infinitely unlikely has no weight
-        weights = np.exp((kept - kept[0]) / params.temperature)
-    cumulative = np.cumsum(weights)
-    at = np.searchsorted(cumulative, draw(params.seed, position) * cumulative[-1], side="right")
-    return int(ids[min(int(at), len(ids) - 1)])
+    with np.errstate(over="ignore"):  # what is infinitely unlikely is never chosen
+        noisy = (kept - kept[0]) / params.temperature + gumbel(params.seed, position, ids)
+    return int(ids[int(np.argmax(noisy))])
 
 
-def draw(seed: int, position: int) -> float:
-    """A number in [0, 1), the same on every machine for the same seed and position (Philox 4x64)."""
-    random = np.random.Philox(key=seed, counter=[0, 0, 0, position])
-    return (int(random.random_raw()) >> 11) / 2.0**53
+def gumbel(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:
+    """Standard Gumbel noise for each of `ids`, the same for the same seed, position and id. The largest sum of
+    a logarithm and its noise falls on each id as often as it is likely."""
+    return -np.log(-np.log(uniform(seed, position, ids)))
+
+
+def uniform(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:
+    """Numbers in (0, 1): those of `ids` in the sequence that SplitMix64 (Steele, Lea & Flood 2014) makes from
+    a start which Philox 4x64 (Salmon et al. 2011) draws from seed and position."""
+    start = np.random.Philox(key=seed, counter=[0, 0, 0, position]).random_raw(1)
+    x = start + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
 
 
 def _penalised(params: SamplerParams) -> bool:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError, EngineError
-from engine.sampler import draw, sample
+from engine.fingerprint import ENGINE_VERSION
+from engine.sampler import sample, uniform
 from engine.state import SamplerParams
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, 1.5, -0.5, 2.5, 0.0])
@@ -160,17 +161,31 @@ def test_a_draw_is_a_function_of_seed_and_position_alone() -> None:
     assert first != [sample(LOGITS, SamplerParams(temperature=1, seed=8), (), p) for p in range(50)]
 
 
-def test_draws_are_even_along_positions_and_along_seeds() -> None:
-    for numbers in ([draw(3, p) for p in range(DRAWS)], [draw(s, 17) for s in range(DRAWS)]):
-        assert all(0 <= number < 1 for number in numbers)
+def test_draws_are_even_along_positions_seeds_and_ids() -> None:
+    one = np.array([5])
+    for numbers in (
+        [float(uniform(3, p, one)[0]) for p in range(DRAWS)],
+        [float(uniform(s, 17, one)[0]) for s in range(DRAWS)],
+        uniform(3, 17, np.arange(DRAWS)).tolist(),
+    ):
+        assert all(0 < number < 1 for number in numbers)
         check(Counter(int(number * 16) for number in numbers), dict.fromkeys(range(16), 1 / 16))
 
 
+def test_what_one_id_draws_says_nothing_of_another() -> None:
+    pairs = np.stack([uniform(seed, 4, np.array([6, 7])) for seed in range(DRAWS)])
+    quarters = Counter((int(a * 4), int(b * 4)) for a, b in pairs)
+    check(quarters, {(a, b): 1 / 16 for a in range(4) for b in range(4)})
+
+
 def test_draws_never_change() -> None:
-    """Stored conversations go on with the draws that they would have had."""
-    keys = ((0, 0), (1, 0), (0, 1), (2**64 - 1, 2**40))
-    told = [0.01154675428633157, 0.30356803430675866, 0.34218278474233477, 0.1967130964278324]
-    assert [draw(seed, position) for seed, position in keys] == pytest.approx(told, abs=1e-15)
+    """Stored conversations go on with the draws that they would have had; others need another version of the
+    engine, so that a resume says it."""
+    keys = ((0, 0, 0), (1, 0, 7), (0, 1, 49151), (2**64 - 1, 2**40, 300000))
+    told = [0.617330984170188, 0.2609970434388101, 0.565961848281727, 0.8486424224796638]
+    drawn = [float(uniform(seed, position, np.array([token]))[0]) for seed, position, token in keys]
+    assert drawn == pytest.approx(told, abs=1e-15)
+    assert ENGINE_VERSION == "2"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
