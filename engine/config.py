@@ -35,7 +35,12 @@ class EngineConfig:
     full_windows: keep window layers whole, so that they can be rewound and shifted.
     checkpoint_every: models with recurrent state keep it at least every so many tokens of a prompt, and go
     back to there; checkpoint_bytes: what all of that may take. keep_tail: tokens at the end of each sequence
-    of a batch that such models compute in one pass.
+    of a batch that such models compute in one pass. rollback: tokens of its last batch by which a sequence of
+    such a model can be cut without a checkpoint; each costs as much memory as the state itself.
+    device_state_bytes: what copies of sequences on the device may take, all together.
+    deterministic: the bits of a row do not depend on which others share its batch or its pass, be they of its
+    own sequence or another. Passes are then small, whatever max_ubatch is. Another number of threads can still
+    move the last bits.
     """
 
     n_ctx: int | None = None
@@ -55,7 +60,10 @@ class EngineConfig:
     full_windows: bool = False
     checkpoint_every: int = 1024
     checkpoint_bytes: int = 2**28
+    device_state_bytes: int = 2**30
     keep_tail: int = 0
+    rollback: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         counts = ("n_ctx", "num_seqs", "num_cells", "max_batch", "max_ubatch", "threads", "checkpoint_every")
@@ -63,7 +71,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} = {value}: it must be at least 1")
-        for name in ("n_keep", "n_discard", "checkpoint_bytes", "keep_tail"):
+        sizes = ("checkpoint_bytes", "device_state_bytes")
+        for name in ("n_keep", "n_discard", *sizes, "keep_tail", "rollback"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
         _choice("type_k", self.type_k, CACHE_DTYPES)
@@ -114,7 +123,10 @@ class ResolvedConfig:
     full_windows: bool
     checkpoint_every: int
     checkpoint_bytes: int
+    device_state_bytes: int
     keep_tail: int
+    rollback: int
+    deterministic: bool
 
 
 def probe_machine() -> Probe:
@@ -158,7 +170,10 @@ def resolve(config: EngineConfig, n_ctx_train: int, probe: Probe) -> ResolvedCon
         full_windows=config.full_windows,
         checkpoint_every=config.checkpoint_every,
         checkpoint_bytes=config.checkpoint_bytes,
+        device_state_bytes=config.device_state_bytes,
         keep_tail=config.keep_tail,
+        rollback=config.rollback,
+        deterministic=config.deterministic,
     )
 
 

@@ -113,4 +113,6 @@ def memory_spec(needs: MemoryNeeds, config: ResolvedConfig) -> MemorySpec:
         full_windows=config.full_windows,
         keep_tail=config.keep_tail,
         checkpoint_bytes=config.checkpoint_bytes,
+        rollback=config.rollback,
+        deterministic=config.deterministic,
     )

@@ -95,6 +95,9 @@ class BorrowedMemory:
     def last_resumable(self, seq: SeqId, at_most: int) -> int:
         return self._source.last_resumable(seq, at_most)
 
+    def drops_rows(self) -> bool:
+        return self._source.drops_rows()
+
     def free_cells(self) -> int:
         return self._source.free_cells()
 
@@ -116,6 +119,12 @@ class BorrowedMemory:
         """Nothing, before or after the source is restored. Raises StateError for rows or point state."""
         if rows or points:
             raise StateError(f"the state has rows for a memory that has none: {READ_ONLY}")
+
+    def replace(
+        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+    ) -> None:
+        """As `restore`."""
+        self.restore(seq, tokens, rows, points)
 
 
 class BorrowedPlan:
@@ -188,7 +197,11 @@ class BorrowedView:
         """Not lent: it is true at the source's end alone."""
         raise EditRefused(f"no point state can be borrowed: {READ_ONLY}")
 
-    def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
+    @property
+    def newest(self) -> int:
+        return self._view.newest
+
+    def set_point(self, name: str, layer: int, states: torch.Tensor) -> None:
         _refuse()
 
     def previous_tokens(self, count: int) -> Ints:

@@ -15,6 +15,7 @@ import torch
 from engine.cache.dsa import best, lightning_scores
 from engine.cache.memory import BlocksSpec, Chosen, PartNeed, PointSpec, View
 from engine.cache.table import POOLED
+from engine.cache.trail import newest_windows
 
 OPEN = "pool.open"  # rows of the block that is not closed
 
@@ -47,15 +48,15 @@ class PooledIndex:
 
     def append(self, view: View, rows: torch.Tensor, pool: Pool) -> None:
         """Take in `rows` [tokens, width] of a ubatch, and store the keys of the blocks that they close."""
-        states = []
-        for state, segment in zip(view.point(OPEN, self.layer), view.segments, strict=True):
+        before = view.point(OPEN, self.layer)
+        lines = torch.cat((before, rows.float().view(len(before), -1, rows.shape[1])), 1)
+        for line, segment in zip(lines, view.segments, strict=True):
             start = int(view.positions[segment.start])
-            closed, state = closing(state, rows[segment.start : segment.stop].float(), start, self.block)
-            states.append(state)
+            closed = closing(line, start, self.block)
             first = start // self.block
             numbers = torch.arange(first, first + len(closed), device=rows.device)
             view.close(POOLED, self.layer, segment, pool(closed, numbers * self.block))
-        view.set_point(OPEN, self.layer, torch.stack(states))
+        view.set_point(OPEN, self.layer, newest_windows(lines, self.block - 1, view.newest))
 
     def choose(self, view: View, q: torch.Tensor, weights: torch.Tensor) -> Chosen | None:
         """What queries `q` [tokens, heads, size] with `weights` [tokens, heads] may read, both in any dtype;
@@ -73,18 +74,13 @@ class PooledIndex:
         return chosen
 
 
-def closing(
-    state: torch.Tensor, rows: torch.Tensor, start: int, block: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The blocks that end among `rows` [tokens, width], of which the first is at position `start`; `state`
-    [block - 1, width] has the rows before it. Returns [blocks, block, width], and the state behind `rows`."""
-    num_tokens = len(rows)
-    line = torch.cat((state, rows))
-    num_closed = (start + num_tokens) // block - start // block
+def closing(line: torch.Tensor, start: int, block: int) -> torch.Tensor:
+    """[blocks, block, width]: the blocks that end from position `start` on, whose row has block - 1 before it
+    in `line` [rows, width]."""
+    num_closed = (start + len(line) - block + 1) // block - start // block
     # Token t is at block - 1 + t of the line, so the block that it ends begins at t.
     at = -(start + 1) % block
-    closed = line[at : at + num_closed * block].view(num_closed, block, rows.shape[1])
-    return closed, line[num_tokens:]
+    return line[at : at + num_closed * block].view(num_closed, block, line.shape[1])
 
 
 def block_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -146,6 +146,10 @@ class MemorySpec:
     `full_windows` keeps window rows as long as full ones, so that they can be rewound and shifted.
     `keep_tail` tokens at the end of each sequence of a batch are computed in one pass, where sequences
     are computed side by side. `checkpoint_bytes` bounds the point state kept beside the live one.
+    `rollback` is how many steps back into its last batch a sequence keeps its point state: so many times the
+    bytes of the live ones, beside the checkpoints. Tails are at least that long then, where they fit.
+    `deterministic` cuts batches so that no row depends on those beside it: one token a pass where there is
+    point state, and else passes with a place for every token.
     """
 
     needs: MemoryNeeds
@@ -160,6 +164,8 @@ class MemorySpec:
     full_windows: bool = False
     keep_tail: int = 0
     checkpoint_bytes: int = 2**28
+    rollback: int = 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +247,14 @@ class View(Protocol):
         """float32 [segments, *shape]: point state before each segment's first token; not to be changed."""
         ...
 
-    def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
-        """Point state [segments, *shape] after each segment's last token; not to be changed any more."""
+    @property
+    def newest(self) -> int:
+        """How many states `set_point` is to be given of each segment: at least 1, at most its tokens."""
+        ...
+
+    def set_point(self, name: str, layer: int, states: torch.Tensor) -> None:
+        """Point state, float32 [segments, newest, *shape], after each of the last tokens of each segment,
+        oldest first: the last one is live from now on. Not to be changed any more."""
         ...
 
     def previous_tokens(self, count: int) -> Ints:
@@ -329,6 +341,11 @@ class Memory(Protocol):
         """The largest position of at most `at_most` at which the sequence can resume; 0 if no other."""
         ...
 
+    def drops_rows(self) -> bool:
+        """Whether a sequence may lose rows as it grows, so that it cannot be cut back to where it stands now:
+        windows that have fewer cells than there are in all."""
+        ...
+
     def mark(self, seq: SeqId) -> None:
         """Remember the point state where the sequence stands, so that it can resume here later. Kept within
         the byte budget: the checkpoint that is least missed goes first. Nothing without point state."""
@@ -349,6 +366,13 @@ class Memory(Protocol):
         """Fill the empty sequence `seq` with the rows of `tokens`; `rows` holds consecutive runs of each
         kind, copied straight into the cells. All or nothing: after an error the sequence is empty.
         Raises NoSlot, StateError if rows or point state that are needed are missing or misshapen."""
+        ...
+
+    def replace(
+        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+    ) -> None:
+        """As `restore`, in place of what the sequence has, whose cells can be taken for it. All or nothing:
+        after an error it has that still. Raises NoSlot, StateError."""
         ...
 
     def tokens_at(self, seq: SeqId, start: int, stop: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from engine.batch import Batch, Ints, Ubatch, counts_of, split_equal, split_simple
+from engine.batch import Batch, Ints, Ubatch, counts_of, split_equal, split_placed, split_simple
 from engine.cache.cells import CellTable, Move
 from engine.cache.memory import MemorySpec
 from engine.cache.parts import Parts, RowsPart, Tables
@@ -19,6 +19,7 @@ from engine.cache.plan import PartsPlan, Undo
 from engine.cache.points import Checkpoints, Frozen
 from engine.cache.rows import Slot
 from engine.cache.snapshots import check_points, restore_parts, snapshot_rows
+from engine.cache.trail import Steps, Trails
 from engine.cache.view import PartsView
 from engine.errors import BatchRefused, EditRefused
 from engine.state import Layout, Point, Rows, SeqId
@@ -32,6 +33,7 @@ class PartsMemory:
         self._tables = Tables(spec, base, windowed)
         self._parts = Parts(spec, self._tables)
         self._checkpoints = Checkpoints(spec.num_seqs, spec.checkpoint_bytes)
+        self._trails = Trails(spec.num_seqs, spec.rollback, self._parts.points)
         windows = {part.need.window for part in self._parts.rows.values()}
         self._windows = tuple(window for window in windows if window is not None)
         self._plan: PartsPlan | None = None
@@ -50,12 +52,29 @@ class PartsMemory:
         self._idle()
         self._check(batch)
         spec = self._spec
-        if self._parts.points:
-            ubatches = split_equal(batch, spec.max_ubatch, spec.keep_tail)
-        else:
-            ubatches = split_simple(batch, spec.max_ubatch)
-        self._plan = PartsPlan(batch, ubatches, self._parts, self._tables, spec.device, self._ended)
+        self._plan = PartsPlan(
+            batch, self._cut(batch), self._parts, self._tables, self._trails, spec.device, self._ended
+        )
         return self._plan
+
+    def _cut(self, batch: Batch) -> tuple[Ubatch, ...]:
+        spec = self._spec
+        match bool(self._parts.points), spec.deterministic:
+            case False, False:
+                return split_simple(batch, spec.max_ubatch)
+            case False, True:
+                return split_placed(batch, spec.max_ubatch)
+            case True, False:
+                return split_equal(batch, spec.max_ubatch, self._keep_tail)
+            case _:
+                return split_simple(batch, 1)
+
+    @property
+    def _keep_tail(self) -> int:
+        """In one pass, so that the passes before it have no states to hand over but their last."""
+        spec = self._spec
+        tail = spec.rollback + 1
+        return max(spec.keep_tail, tail) if spec.rollback and tail <= spec.max_ubatch else spec.keep_tail
 
     def _ended(self, plan: PartsPlan) -> None:
         assert self._plan is plan, "a plan ends once"
@@ -96,8 +115,9 @@ class PartsMemory:
             for size, blocks in self._tables.blocks.items():
                 blocks.remove(one, start // size, None)
             if self._parts.points:
-                self._set_points(one, self._checkpoints.at(one, start))
+                self._set_points(one, self._point_at(one, start))
                 self._checkpoints.cut(one, start)
+                self._trails.cut(one, start)
 
     def copy(self, source: SeqId, target: SeqId, start: int = 0, stop: int | None = None) -> None:
         self._idle()
@@ -116,8 +136,9 @@ class PartsMemory:
             blocks.copy(source, target, 0, stop // size)
         if self._parts.points:
             live = stop == end and stop > 0
-            self._set_points(target, self._freeze(source) if live else self._checkpoints.at(source, stop))
+            self._set_points(target, self._freeze(source) if live else self._point_at(source, stop))
             self._checkpoints.copy(source, target, stop)
+            self._trails.copy(source, target, stop)
 
     def keep(self, seq: SeqId) -> None:
         self._idle()
@@ -127,6 +148,7 @@ class PartsMemory:
             if one != seq:
                 self._set_points(one, None)
                 self._checkpoints.cut(one, 0)
+                self._trails.cut(one, 0)
 
     def shift(self, seq: SeqId | None, start: int, stop: int | None, delta: int) -> None:
         def moved(positions: Ints) -> Ints:
@@ -230,6 +252,11 @@ class PartsMemory:
     def _freeze(self, seq: SeqId) -> Frozen:
         return tuple(part.buffer.read_bytes(seq) for part in self._parts.points.values())
 
+    def _point_at(self, seq: SeqId, position: int) -> Frozen | None:
+        """The state that was kept of a position before the end."""
+        kept = self._trails.at(seq, position)
+        return self._checkpoints.at(seq, position) if kept is None else kept
+
     def _set_points(self, seq: SeqId, frozen: Frozen | None) -> None:
         """None: as before the first token."""
         for index, part in enumerate(self._parts.points.values()):
@@ -259,13 +286,14 @@ class PartsMemory:
         if not self._parts.points:
             # Who goes back further needs window rows that are older still.
             return at_most if self._has_window(seq, at_most) else 0
-        candidates = [at for at in (*self._checkpoints.positions(seq), length) if at <= at_most]
-        return next((at for at in reversed(candidates) if self.can_resume_at(seq, at)), 0)
+        kept = {*self._checkpoints.positions(seq), *self._trails.positions(seq), length}
+        candidates = (at for at in sorted(kept, reverse=True) if at <= at_most)
+        return next((at for at in candidates if self.can_resume_at(seq, at)), 0)
 
     def _has_point(self, seq: SeqId, position: int) -> bool:
         if not self._parts.points or position in (0, self._length(seq)):
             return True
-        return self._checkpoints.at(seq, position) is not None
+        return position in self._trails.positions(seq) or self._checkpoints.at(seq, position) is not None
 
     def _has_window(self, seq: SeqId, position: int) -> bool:
         return self._has_window_rows(seq, self._needed_from(position), position)
@@ -279,13 +307,18 @@ class PartsMemory:
 
     def _lacks(self, seq: SeqId, position: int) -> str:
         if not self._has_point(seq, position):
-            nearest = self.last_resumable(seq, position)
-            return f"there is no checkpoint; the nearest before is {nearest}"
+            nearest, trail = self.last_resumable(seq, position), self._trails.positions(seq)
+            since = f", and the last batch left its states from {trail.start} on" if trail else ""
+            return f"there is no checkpoint{since}; the nearest before is {nearest}"
         return "its window rows are gone"
 
     def _needed_from(self, position: int) -> int:
         """The first window row that going on at `position` needs, in any layer."""
         return min((window.needed_from(position) for window in self._windows), default=position)
+
+    def drops_rows(self) -> bool:
+        windowed = self._tables.windowed
+        return windowed is not None and windowed.num_cells < self._tables.base.num_cells
 
     def free_cells(self) -> int:
         return min(int(table.takeable().sum()) for table in self._tables.of_tokens)
@@ -318,7 +351,7 @@ class PartsMemory:
     def lend(self, ubatch: Ubatch) -> PartsView:
         """A view for tokens that get no cells. What would store something must not be called."""
         self._idle()
-        return PartsView(ubatch, self._parts, self._tables.base, {}, {}, Undo())
+        return PartsView(ubatch, self._parts, self._tables.base, {}, {}, Undo(), Steps())
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -343,13 +376,21 @@ class PartsMemory:
         self._idle()
         if self._length(seq):
             raise EditRefused(f"sequence {seq} is not empty")
-        length = len(tokens)
+        self.replace(seq, tokens, rows, points)
+
+    def replace(
+        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+    ) -> None:
+        self._idle()
+        length, before = len(tokens), self._freeze(seq)
         frozen = check_points(self._parts, points, length)
         try:
             self._set_points(seq, frozen.get(length))
             restore_parts(self._parts, self._tables, seq, tokens, rows, self._needed_from(length))
         except BaseException:
-            self._set_points(seq, None)
+            self._set_points(seq, before)
             raise
+        self._checkpoints.cut(seq, 0)
+        self._trails.cut(seq, 0)
         for position, kept in frozen.items():
             self._checkpoints.add(seq, position, kept)

@@ -13,6 +13,7 @@ from engine.cache.cells import CellTable, Saved, anyone
 from engine.cache.parts import Parts, Tables
 from engine.cache.points import PointBuffer
 from engine.cache.rows import RowBuffer, Slot
+from engine.cache.trail import Trails
 from engine.cache.view import PartsView, Writing
 from engine.state import SeqId
 
@@ -32,12 +33,13 @@ class Undo:
                 self.points[buffer, seq] = buffer.read([seq])
 
     def run(self) -> None:
-        for buffer, slot, stored in reversed(self.rows):
-            buffer.write_bytes(slot, stored)
+        """What could fail comes last: where rows cannot be written, at least nobody owns the wrong ones."""
         for table, saved in reversed(self.metadata):
             table.put_back(saved)
         for (points, seq), values in self.points.items():
             points.write([seq], values)
+        for buffer, slot, stored in reversed(self.rows):
+            buffer.write_bytes(slot, stored)
         self.clear()
 
     def clear(self) -> None:
@@ -100,6 +102,7 @@ class PartsPlan:
         ubatches: tuple[Ubatch, ...],
         parts: Parts,
         tables: Tables,
+        trails: Trails,
         device: torch.device,
         done: Callable[[PartsPlan], None],
     ) -> None:
@@ -108,6 +111,8 @@ class PartsPlan:
         self._batch = batch
         self._parts = parts
         self._tables = tables
+        self._trails = trails
+        self._new_trails = trails.begin(ubatches)
         self._slots = [FoundSlot.find(table, batch) for table in tables.of_tokens]
         self._blocks = [FoundBlocks.find(table, size, batch) for size, table in tables.blocks.items()]
         self._device = device
@@ -134,7 +139,8 @@ class PartsPlan:
             for found in self._blocks
             for segment in ubatch.segments
         }
-        return PartsView(ubatch, self._parts, self._tables.base, writing, closing, self._undo)
+        steps = self._new_trails.steps(ubatch)
+        return PartsView(ubatch, self._parts, self._tables.base, writing, closing, self._undo, steps)
 
     def _close(self, found: FoundBlocks, ubatch: Ubatch, segment: Segment) -> Ints:
         """Occupy the cells of the blocks that close in a segment. The token of a block is its last one's."""
@@ -151,6 +157,7 @@ class PartsPlan:
     def commit(self) -> None:
         """Keep what was applied."""
         self._undo.clear()
+        self._trails.keep(self._new_trails)
         self._done(self)
 
     def rollback(self) -> None:

@@ -16,6 +16,7 @@ from engine.cache.memory import KEYS, NULL_TOKEN, VALUES, Chosen, Held, WindowSp
 from engine.cache.parts import Parts, RowsPart
 from engine.cache.points import PointBuffer
 from engine.cache.rows import RowBuffer, Slot
+from engine.cache.trail import Steps
 from engine.state import SeqId
 
 #: So many queries are computed at a time, over the keys up to the last one's own: a wider block spends
@@ -70,6 +71,7 @@ class PartsView:
         writing: dict[int, Writing],
         closing: dict[tuple[int, Segment], Slot],
         log: Log,
+        steps: Steps,
     ) -> None:
         """`writing` is by `id` of the table, `closing` by that of a table of blocks and by segment."""
         self.segments = ubatch.segments
@@ -79,6 +81,7 @@ class PartsView:
         self._writing = writing
         self._closing = closing
         self._log = log
+        self._steps = steps
         self._seqs = [segment.seq for segment in ubatch.segments]
         self._slots: dict[tuple[int, WindowSpec | None, Segment], tuple[Slot, Ints]] = {}
         self._readings: dict[tuple[int, WindowSpec | None, int], tuple[Reading, ...]] = {}
@@ -236,11 +239,18 @@ class PartsView:
         """See `memory.View.point`."""
         return self._parts.points[name, layer].buffer.read(self._seqs)
 
-    def set_point(self, name: str, layer: int, value: torch.Tensor) -> None:
+    @property
+    def newest(self) -> int:
+        """See `memory.View.newest`."""
+        return self._steps.newest
+
+    def set_point(self, name: str, layer: int, states: torch.Tensor) -> None:
         """See `memory.View.set_point`."""
+        assert states.shape[:2] == (len(self._seqs), self.newest), "the newest states of every segment"
         buffer = self._parts.points[name, layer].buffer
         self._log.keep_points(buffer, self._seqs)
-        buffer.write(self._seqs, value)
+        buffer.write(self._seqs, states[:, -1])
+        self._steps.add((name, layer), states)
 
     def previous_tokens(self, count: int) -> Ints:
         """See `memory.View.previous_tokens`."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.trail import newest_windows
 from engine.errors import WeightsRefused
 from engine.models.loading import Loader
 
@@ -28,9 +29,12 @@ class ShortConv:
         channels, kernel = self.weight.shape
         return kernel - 1, channels
 
-    def __call__(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, x: torch.Tensor, state: torch.Tensor, newest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` float32 [segments, tokens, channels] after `state` [segments, *state_shape]; returns the
-        output, shaped like `x`, and the state after it.
+        output, shaped like `x`, and the states after its `newest` last tokens, [segments, newest,
+        *state_shape].
 
         Products are summed tap after tap, so that a value does not depend on how the tokens are cut.
         """
@@ -41,7 +45,7 @@ class ShortConv:
             out = torch.addcmul(out, line[:, tap : tap + num_tokens], self.weight[:, tap])
         if self.bias is not None:
             out = out + self.bias
-        return out, line[:, num_tokens:]
+        return out, newest_windows(line, kernel - 1, newest)
 
 
 def load_conv(load: Loader, name: str, channels: int, kernel: int) -> ShortConv:

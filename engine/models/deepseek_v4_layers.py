@@ -12,6 +12,7 @@ from engine.batch import Segment
 from engine.cache.attention import Scoring
 from engine.cache.dsv4 import attend_both, choose, closed_at, closing
 from engine.cache.memory import KEYS, View, WindowSpec
+from engine.cache.trail import newest_windows
 from engine.linear import Linear
 from engine.models.deepseek_v4_config import LayerKind
 from engine.models.hyper import HyperConnection
@@ -39,7 +40,7 @@ class Compressor:
         ring = view.point(self.ring, self.layer)
         num_kept, _, width = ring.shape[1:]
         known = torch.cat((ring, lines.float().view(len(ring), -1, 2, width)), 1)
-        view.set_point(self.ring, self.layer, known[:, -num_kept:])
+        view.set_point(self.ring, self.layer, newest_windows(known, num_kept, view.newest))
         for segment, of_segment in zip(view.segments, known, strict=True):
             first, ratio = int(view.positions[segment.start]), len(self.bias)
             numbers = closing(first, segment.stop - segment.start, ratio)

@@ -90,10 +90,10 @@ class DeltaNet:
         rows = self.inputs(x).float().view(len(view.segments), -1, self.inputs.out_features)
         heads = sizes.num_v_heads
         qkv, z, b, a = torch.split(rows, [sizes.channels, sizes.v_width, heads, heads], dim=-1)
-        mixed, tail = self.conv(qkv, view.point(CONV, self.layer))
-        view.set_point(CONV, self.layer, tail)
+        mixed, tails = self.conv(qkv, view.point(CONV, self.layer), view.newest)
+        view.set_point(CONV, self.layer, tails)
         q, k, v = torch.split(F.silu(mixed), [sizes.k_width, sizes.k_width, sizes.v_width], dim=-1)
-        out, state = gated_delta_rule(
+        out, states = gated_delta_rule(
             starts_of(view),
             view.point(STATE, self.layer),
             self._shared(q) * sizes.k_size**-0.5,
@@ -101,8 +101,9 @@ class DeltaNet:
             v.view(*v.shape[:2], heads, sizes.v_size),
             self.rate * F.softplus(a + self.dt_bias),
             torch.sigmoid(b) * self.most_written,
+            view.newest,
         )
-        view.set_point(STATE, self.layer, state)
+        view.set_point(STATE, self.layer, states)
         gated = self.norm(out) * self.gate(z.view(out.shape))
         return self.out(gated.reshape(x.shape[0], -1).to(x.dtype))
 

@@ -89,11 +89,12 @@ class DeltaAttention:
         width, size = self.sizes.width, self.sizes.head_size
         qkv, f, gate, b = torch.split(self.inputs(x), [3 * width, size, size, self.sizes.num_heads], dim=-1)
         segments = len(view.segments)
-        mixed, tail = self.conv(qkv.float().view(segments, -1, 3 * width), view.point(CONV, self.layer))
-        view.set_point(CONV, self.layer, tail)
+        rows = qkv.float().view(segments, -1, 3 * width)
+        mixed, tails = self.conv(rows, view.point(CONV, self.layer), view.newest)
+        view.set_point(CONV, self.layer, tails)
         shape = (*mixed.shape[:2], self.sizes.num_heads, size)
         q, k, v = (channels.view(shape) for channels in F.silu(mixed).chunk(3, dim=-1))
-        out, state = gated_delta_rule(
+        out, states = gated_delta_rule(
             starts_of(view),
             view.point(STATE, self.layer),
             unit(q) * size**-0.5,
@@ -101,8 +102,9 @@ class DeltaAttention:
             v,
             self.forgetting(self.forget_up(f).float().view(shape)),
             torch.sigmoid(b.float()).view(shape[:3]),
+            view.newest,
         )
-        view.set_point(STATE, self.layer, state)
+        view.set_point(STATE, self.layer, states)
         gated = self.norm(out) * torch.sigmoid(self.gate_up(gate).float()).view(shape)
         return self.out(gated.reshape(x.shape[0], -1).to(x.dtype))
 

@@ -37,8 +37,8 @@ class GatedConv:
     def __call__(self, x: torch.Tensor, view: View) -> torch.Tensor:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
         b, c, inner = self.inputs(x).float().view(len(view.segments), -1, 3 * x.shape[1]).chunk(3, dim=-1)
-        mixed, tail = self.conv(b * inner, view.point(STATE, self.layer))
-        view.set_point(STATE, self.layer, tail)
+        mixed, tails = self.conv(b * inner, view.point(STATE, self.layer), view.newest)
+        view.set_point(STATE, self.layer, tails)
         return self.out((c * mixed).view(x.shape).to(x.dtype))
 
 

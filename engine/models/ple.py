@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.cache.memory import PointSpec, View
+from engine.cache.trail import newest_windows
 from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.base import WeightSource
@@ -37,16 +38,19 @@ class DilatedConv:
         channels, kernel = self.weight.shape
         return (kernel - 1) * self.dilation, channels
 
-    def __call__(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, x: torch.Tensor, state: torch.Tensor, newest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` float32 [segments, tokens, channels] after `state` [segments, *state_shape]; returns the
-        output, shaped like `x`, and the state after it."""
+        output, shaped like `x`, and the states after its `newest` last tokens, [segments, newest,
+        *state_shape]."""
         num_tokens = x.shape[1]
         line = torch.cat((state, x), dim=1)
         out = line[:, :num_tokens] * self.weight[:, 0]
         for tap in range(1, self.weight.shape[1]):
             at = tap * self.dilation
             out = torch.addcmul(out, line[:, at : at + num_tokens], self.weight[:, tap])
-        return out, line[:, num_tokens:]
+        return out, newest_windows(line, state.shape[1], newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ class PerLayerEmbedding:
 
     def _mixed(self, x: torch.Tensor, view: View) -> torch.Tensor:
         num_segments, channels = len(view.segments), self.conv.weight.shape[0]
-        out, state = self.conv(x.reshape(num_segments, -1, channels), view.point(CONV, self.layer))
-        view.set_point(CONV, self.layer, state)
+        rows = x.reshape(num_segments, -1, channels)
+        out, states = self.conv(rows, view.point(CONV, self.layer), view.newest)
+        view.set_point(CONV, self.layer, states)
         return out.reshape(x.shape)
 
 

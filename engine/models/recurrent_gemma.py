@@ -63,21 +63,21 @@ class Recurrence:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
         segments = len(view.segments)
         branch, gate = self.inputs(x).chunk(2, dim=-1)
-        mixed, tail = self.conv(
-            branch.float().view(segments, -1, branch.shape[1]), view.point(CONV, self.layer)
-        )
-        view.set_point(CONV, self.layer, tail)
+        rows = branch.float().view(segments, -1, branch.shape[1])
+        mixed, tails = self.conv(rows, view.point(CONV, self.layer), view.newest)
+        view.set_point(CONV, self.layer, tails)
         log_decay = -_SHARPNESS * self.recurrence_gate(mixed) * self.rate
         # What comes in is scaled so that it keeps its size beside what stays, and whole at the first token.
         share = torch.sqrt(-torch.expm1(2 * log_decay))
         share = share.masked_fill((positions == 0).view(segments, -1, 1), 1.0)
-        hidden, state = linear_recurrence(
+        hidden, states = linear_recurrence(
             starts_of(view),
             view.point(STATE, self.layer),
             mixed * self.input_gate(mixed) * share,
             log_decay.exp(),
+            view.newest,
         )
-        view.set_point(STATE, self.layer, state)
+        view.set_point(STATE, self.layer, states)
         return self.out((hidden.view(branch.shape) * gelu(gate).float()).to(x.dtype))
 
 

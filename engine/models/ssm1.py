@@ -70,7 +70,7 @@ class Ssm1Mixer:
         view = step.view
         projected = self.into(x).float()
         mixed, gate = projected.view(len(view.segments), -1, 2 * self.sizes.channels).chunk(2, -1)
-        mixed, inputs = self.conv(mixed, view.point(CONV, self.layer))
+        mixed, inputs = self.conv(mixed, view.point(CONV, self.layer), view.newest)
         view.set_point(CONV, self.layer, inputs)
         y = self._scan(F.silu(mixed), view, step.dtype) * F.silu(gate)
         return self.out(y.flatten(0, 1).to(step.dtype))
@@ -84,8 +84,9 @@ class Ssm1Mixer:
         size = F.softplus(self.dt(dt.to(dtype)).float() + self.dt_bias).view(x.shape)
         b, c = (part.reshape(*x.shape[:2], self.sizes.d_state) for part in (b, c))
         law = functools.partial(selective, self.rate)
-        y, state = in_pieces(law, view.point(STATE, self.layer), (x, size, b, c), starts_of(view))
-        view.set_point(STATE, self.layer, state)
+        before = view.point(STATE, self.layer)
+        y, states = in_pieces(law, before, (x, size, b, c), starts_of(view), view.newest)
+        view.set_point(STATE, self.layer, states)
         return y + x * self.skip
 
 

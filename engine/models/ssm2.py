@@ -149,7 +149,7 @@ class Ssm2Mixer:
         side_by_side = projected.view(len(view.segments), -1, projected.shape[-1])
         widths = [sizes.inner, sizes.channels, sizes.num_heads]
         gate, mixed, dt = torch.split(side_by_side, widths, -1)
-        mixed, inputs = self.conv(mixed, view.point(CONV, self.layer))
+        mixed, inputs = self.conv(mixed, view.point(CONV, self.layer), view.newest)
         view.set_point(CONV, self.layer, inputs)
         y = self._scan(F.silu(mixed), F.softplus(dt + self.dt_bias).clamp(*sizes.limits), view)
         return self.out(self.gate(y, gate).flatten(0, 1).to(x.dtype))
@@ -163,8 +163,9 @@ class Ssm2Mixer:
         x = values.view(*dt.shape, sizes.head_size)
         grouped = *dt.shape[:2], sizes.num_groups, sizes.d_state
         inputs = (x * dt[..., None], dt * self.rate, b.view(grouped), c.view(grouped))
-        y, state = in_pieces(ssd, view.point(STATE, self.layer), inputs, starts_of(view))
-        view.set_point(STATE, self.layer, state)
+        before = view.point(STATE, self.layer)
+        y, states = in_pieces(ssd, before, inputs, starts_of(view), view.newest)
+        view.set_point(STATE, self.layer, states)
         return (y + x * self.skip[:, None]).flatten(-2)
 
 

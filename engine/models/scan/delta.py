@@ -29,19 +29,20 @@ def gated_delta_rule(
     v: torch.Tensor,
     log_decay: torch.Tensor,
     beta: torch.Tensor,
+    newest: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All float32: `q` and `k` [segments, tokens, heads, key size], `v` [.., heads, value size], `beta`
     [.., heads], and g, `log_decay`, which is never positive: [.., heads], or [.., heads, key size] where
     every channel has its own. `state` [segments, heads, key size, value size] stands before `starts`, the
     position of each segment's first token.
 
-    Returns o [segments, tokens, heads, value size] and the state after the last token. Nothing is scaled or
-    normalised here.
+    Returns o [segments, tokens, heads, value size] and the states after the `newest` last tokens, [segments,
+    newest, heads, key size, value size]. Nothing is scaled or normalised here.
     """
     inputs = (q, k, v, log_decay, beta)
     if log_decay.dim() == beta.dim():
-        return in_pieces(_by_head, state, inputs, starts)
-    return in_pieces(_by_channel, state, inputs, starts, PIECE_OF_CHANNELS)
+        return in_pieces(_by_head, state, inputs, starts, newest)
+    return in_pieces(_by_channel, state, inputs, starts, newest, PIECE_OF_CHANNELS)
 
 
 def unit(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -10,11 +10,13 @@ from engine.models.scan.pieces import in_pieces
 
 
 def linear_recurrence(
-    starts: Sequence[int], state: torch.Tensor, x: torch.Tensor, a: torch.Tensor
+    starts: Sequence[int], state: torch.Tensor, x: torch.Tensor, a: torch.Tensor, newest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `a` float32 [segments, tokens, channels] after `state` [segments, channels], which stands
-    before `starts`, the position of each segment's first token. Returns every h, like x, and the last."""
-    return in_pieces(_law, state, (x, a), starts)
+    before `starts`, the position of each segment's first token. Returns every h, like x, and the `newest`
+    last of them, [segments, newest, channels]."""
+    hidden, _ = in_pieces(_law, state, (x, a), starts, 1)
+    return hidden, hidden[:, -newest:]
 
 
 def _law(state: torch.Tensor, x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,6 +104,7 @@ def member_spec(
     full_windows: bool = False,
     keep_tail: int = 0,
     checkpoint_bytes: int = 2**20,
+    rollback: int = 0,
 ) -> MemorySpec:
     needs = MemoryNeeds(kind, parts_of_kind(kind, size, window))
     return MemorySpec(
@@ -118,6 +119,7 @@ def member_spec(
         full_windows,
         keep_tail,
         checkpoint_bytes,
+        rollback,
     )
 
 
@@ -261,7 +263,7 @@ def compute(memory_spec: MemorySpec, ubatch: Ubatch, view: View) -> Seen:
             before = view.point(need.name, need.layer)
             seen.points[need.name, need.layer] = before.clone()
             after = [
-                _through(before[i], tokens[s.start : s.stop], positions[s.start : s.stop])
+                _newest(view.newest, before[i], tokens[s.start : s.stop], positions[s.start : s.stop])
                 for i, s in enumerate(view.segments)
             ]
             view.set_point(need.name, need.layer, torch.stack(after))
@@ -280,10 +282,12 @@ def _closing(
     return torch.stack(rows) if rows else torch.zeros((0, need.size))
 
 
-def _through(state: torch.Tensor, tokens: list[int], positions: list[int]) -> torch.Tensor:
+def _newest(newest: int, state: torch.Tensor, tokens: list[int], positions: list[int]) -> torch.Tensor:
+    states = []
     for token, position in zip(tokens, positions, strict=True):
         state = step(state, token, position)
-    return state
+        states.append(state)
+    return torch.stack(states[-newest:])
 
 
 #: (token, position) of everything that a sequence holds, in order.
@@ -454,6 +458,7 @@ def everything(memory: PartsMemory) -> list[object]:
         out += [(key, at, rows.numpy().tobytes()) for key, (at, rows) in stored(memory, seq).items()]
         out += [part.buffer.read_bytes(seq).numpy().tobytes() for part in memory._parts.points.values()]
         kept = {at: memory._checkpoints.at(seq, at) for at in memory._checkpoints.positions(seq)}
+        kept |= {-at: memory._trails.at(seq, at) for at in memory._trails.positions(seq)}
         out += [(at, [part.numpy().tobytes() for part in frozen or ()]) for at, frozen in kept.items()]
     return out
 

@@ -24,7 +24,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_it_is_the_causal_convolution(kernel: int, has_bias: bool) -> None:
     weight, bias = drawn(CHANNELS, kernel), drawn(CHANNELS, seed=1) if has_bias else None
     conv, x = ShortConv(weight, bias), drawn(2, TOKENS, CHANNELS, seed=2)
-    ours, _ = conv(x, torch.zeros(2, *conv.state_shape))
+    ours, _ = conv(x, torch.zeros(2, *conv.state_shape), 1)
     padded = F.pad(x.transpose(1, 2), (kernel - 1, 0))
     theirs = F.conv1d(padded, weight[:, None], bias, groups=CHANNELS).transpose(1, 2)
     assert torch.allclose(ours, theirs, atol=1e-5)
@@ -34,17 +34,18 @@ def test_it_is_the_causal_convolution(kernel: int, has_bias: bool) -> None:
 def test_values_do_not_depend_on_how_tokens_are_cut(cuts: list[int]) -> None:
     conv, x = ShortConv(drawn(CHANNELS, 4), drawn(CHANNELS, seed=1)), drawn(2, TOKENS, CHANNELS, seed=2)
     state = torch.zeros(2, *conv.state_shape)
-    whole, last = conv(x, state)
+    whole, last = conv(x, state, 1)
     pieces = []
     bounds = sorted({0, TOKENS, *cuts})
     for start, stop in itertools.pairwise(bounds):
-        piece, state = conv(x[:, start:stop], state)
+        piece, states = conv(x[:, start:stop], state, 1)
+        state = states[:, -1]
         pieces.append(piece)
     assert torch.equal(torch.cat(pieces, 1), whole)
-    assert torch.equal(state, last)
+    assert torch.equal(state, last[:, -1])
 
 
 def test_the_state_is_the_last_inputs() -> None:
     conv, x = ShortConv(drawn(CHANNELS, 4)), drawn(1, TOKENS, CHANNELS)
-    _, state = conv(x, torch.zeros(1, *conv.state_shape))
-    assert torch.equal(state, x[:, -3:])
+    _, states = conv(x, torch.zeros(1, *conv.state_shape), 1)
+    assert torch.equal(states[:, -1], x[:, -3:])

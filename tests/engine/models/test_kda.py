@@ -52,7 +52,7 @@ def test_bounded_forgetting_in_pieces_is_the_plain_recurrence(scale: float) -> N
     expected = recurrence(q, k, v, bounded_decays(f, log_speed, dt, BOUND), beta)
     law = Bounded(log_speed.exp()[:, None], dt, BOUND)
     rows = [x[None] for x in (q, k, v, law(f), beta)]
-    ours, _ = gated_delta_rule((0,), torch.zeros(1, HEADS, SIZE, SIZE), *rows)
+    ours, _ = gated_delta_rule((0,), torch.zeros(1, HEADS, SIZE, SIZE), *rows, 1)
     assert torch.allclose(ours[0].double(), expected, atol=1e-5)
 
 

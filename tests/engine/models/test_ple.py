@@ -20,7 +20,8 @@ def test_a_dilated_convolution_is_the_same_however_the_tokens_are_cut(
     conv = DilatedConv(weight, dilation)
     state, outs = torch.zeros((2, *conv.state_shape)), []
     for part in x.split(chunks, dim=1):
-        out, state = conv(part, state)
+        out, states = conv(part, state, 1)
+        state = states[:, -1]
         outs.append(out)
     padded = F.pad(x.transpose(1, 2), ((kernel - 1) * dilation, 0))
     expected = F.conv1d(padded, weight[:, None], groups=5, dilation=dilation).transpose(1, 2)

@@ -55,7 +55,8 @@ def in_cuts(starts: tuple[int, ...], rows: Rows, counts: tuple[int, ...]) -> Row
     outs, at = [], 0
     for count in counts:
         now = [row[:, at : at + count] for row in inputs]
-        out, state = gated_delta_rule([start + at for start in starts], state, *now)
+        out, states = gated_delta_rule([start + at for start in starts], state, *now, 1)
+        state = states[:, -1]
         outs.append(out)
         at += count
     return torch.cat(outs, 1), state

@@ -37,7 +37,8 @@ def test_doubling_is_the_recurrence(decay: str, counts: tuple[int, ...]) -> None
     outs, at = [], 0
     for count in counts:
         rows = slice(at, at + count)
-        out, state = linear_recurrence((at, at), state, x[:, rows], a[:, rows])
+        out, states = linear_recurrence((at, at), state, x[:, rows], a[:, rows], 1)
+        state = states[:, -1]
         outs.append(out)
         at += count
     assert torch.allclose(torch.cat(outs, 1).double(), expected, rtol=1e-5, atol=1e-5)

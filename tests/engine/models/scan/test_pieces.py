@@ -12,7 +12,7 @@ from engine.models.scan.pieces import bounds_of, in_pieces
 @given(start=st.integers(0, 50), num_tokens=st.integers(1, 50), piece=st.integers(1, 9))
 def test_cuts_are_the_multiples_within(start: int, num_tokens: int, piece: int) -> None:
     inner = [at for at in range(1, num_tokens) if (start + at) % piece == 0]
-    assert bounds_of(start, num_tokens, piece) == (0, *inner, num_tokens)
+    assert bounds_of(start, num_tokens, 1, piece) == (0, *inner, num_tokens)
 
 
 def law(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,8 +27,8 @@ def law(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def test_every_segment_is_scanned_as_if_it_were_alone(starts: list[int], num_tokens: int) -> None:
     x = torch.arange(len(starts) * num_tokens, dtype=torch.float64).view(len(starts), num_tokens)
     state = torch.arange(len(starts), dtype=torch.float64)
-    out, last = in_pieces(law, state, (x,), starts, piece=8)
+    out, last = in_pieces(law, state, (x,), starts, 1, piece=8)
     for at, start in enumerate(starts):
-        alone, state_alone = in_pieces(law, state[at : at + 1], (x[at : at + 1],), (start,), piece=8)
+        alone, state_alone = in_pieces(law, state[at : at + 1], (x[at : at + 1],), (start,), 1, piece=8)
         assert torch.equal(out[at], alone[0])
         assert torch.equal(last[at], state_alone[0])
