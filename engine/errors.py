@@ -16,7 +16,8 @@
     │   ├── NoSlot                 22   the cache has no free cells (or sequences) left
     │   ├── EditRefused            23   a rewind, shift or removal that this memory cannot do exactly
     │   ├── BatchRefused           24   tokens or positions that do not follow the sequence
-    │   └── DeviceMissing          25   the device asked for is not there
+    │   ├── DeviceMissing          25   the device asked for is not there
+    │   └── HandleRefused          26   a device state that is stale, freed, removed or another engine's
     ├── StateError                 30   a stored state that cannot be believed
     │   ├── Corrupt                31   bytes that are not what their digest or frame says
     │   ├── UnknownVersion         32   a format version this build does not read
@@ -117,6 +118,10 @@ class BatchRefused(EngineError):
 
 class DeviceMissing(EngineError):
     exit_code = 25
+
+
+class HandleRefused(EngineError):
+    exit_code = 26
 
 
 class StateError(TenutoError):

@@ -18,6 +18,7 @@ from engine.cache.table import build_memory
 from engine.canary import canary_drift
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.core import Core
+from engine.device_state import DeviceState, DeviceStates, device_restore, device_snapshot
 from engine.edits import fork, go_back, rewind, shift
 from engine.errors import ConfigError, NoSlot
 from engine.fingerprint import Source, fingerprint
@@ -75,6 +76,7 @@ class Engine:
         self._memory: Memory = build_memory(memory_spec(model.needs, self.config))
         self._slots = Slots(self._memory, self.config.num_seqs)
         self._core = Core(source.name, model, tokenizer, self.config, self._memory, self._slots)
+        self._device_states = DeviceStates(self.config.device_state_bytes)
         self.fingerprint: Fingerprint = fingerprint(
             model, self._memory, self.config, source.weights_digest, tokenizer.digest
         )
@@ -114,6 +116,7 @@ class Engine:
     def close(self, seq: SeqId) -> None:
         """Done with the sequence; its rows stay as a known prefix until their room is needed."""
         self._slots.close(seq)
+        self._device_states.end(seq)
 
     def tokens(self, seq: SeqId) -> tuple[int, ...]:
         """The fed ids."""
@@ -286,6 +289,12 @@ class Engine:
         """The largest length of at most `at_most` that the sequence could be cut to; 0 if no other."""
         return self._memory.last_resumable(seq, min(at_most, self.length(seq)))
 
+    @property
+    def drops_rows(self) -> bool:
+        """Whether a sequence may lose rows as it grows, so that it cannot be cut back any more to where it
+        stands now: then a copy is the way back. Point state has its checkpoints (see `mark`)."""
+        return self._memory.drops_rows()
+
     def mark(self, seq: SeqId) -> None:
         """Remember the sequence's point state, if its model has any, so that it can be cut back to here: at
         the borders of turns. Within a long prompt this is done by itself."""
@@ -333,7 +342,7 @@ class Engine:
                 )
             if self.drafter is not None:
                 self.drafter.cut(seq, 0)
-                if state.draft is not None and self.draft_refusal(state) is None:
+                if state.draft is not None and self.draft_refusal(state.draft.fingerprint) is None:
                     self.drafter.restore(seq, state.tokens, state.draft)
         except BaseException:
             self._slots.discard(seq)
@@ -341,19 +350,34 @@ class Engine:
         self._slots.replace(seq, Record.of(state))
         return seq
 
-    def draft_refusal(self, state: SequenceState) -> str | None:
-        """Why the drafter's part of `state` is of no use to this engine; None where it will be restored, or
-        where nothing is missed."""
+    def draft_refusal(self, draft: Fingerprint | None) -> str | None:
+        """Why a draft that was made with `draft` (None: there is none) is of no use to this engine; None where
+        it will be restored, or where nothing is missed."""
         mine = None if self.drafter is None else self.drafter.fingerprint
-        if state.draft is None:
+        if draft is None:
             return None if mine is None else "the state was saved without a draft"
         if self.drafter is None:
             return "no drafter is in use"
         if mine is None:
             return f"{self.drafter.name} keeps nothing"
-        for field, theirs, own in state.draft.fingerprint.differing(mine):
+        for field, theirs, own in draft.differing(mine):
             return f"it was made by another drafter ({field} = {theirs}, here {own})"
         return None
+
+    def device_snapshot(self, seq: SeqId) -> DeviceState:
+        """Keep a copy of the whole sequence on its own device, in place of the one before. The handle is good
+        until the next copy, until it is freed, or until the sequence is closed. Raises NoSlot where copies
+        would take more than `device_state_bytes` in all, and then the one before stays."""
+        return device_snapshot(self._core, self._device_states, seq, lambda: self.snapshot(seq))
+
+    def device_restore(self, handle: DeviceState, seq: SeqId | None = None) -> SeqId:
+        """Go back to a copy, bit for bit: in a new sequence, or in place of what the live `seq` has. The copy
+        stays. Raises HandleRefused, NoSlot, and then nothing changed."""
+        return device_restore(self._core, self._device_states, handle, seq)
+
+    def device_free(self, handle: DeviceState) -> None:
+        """Give up a copy. Raises HandleRefused."""
+        self._device_states.free(handle)
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float:
         """How far `canary` is from what this engine computes. See `engine.canary`."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.batch import Ints
-from engine.cache.cells import CellTable
+from engine.batch import Bools, Ints
+from engine.cache.cells import CellTable, anyone
 from engine.cache.parts import BlocksPart, Parts, RowsPart, Tables
+from engine.cache.plan import Undo
 from engine.cache.points import Frozen
 from engine.cache.rows import Slot
 from engine.errors import StateError
@@ -47,34 +48,42 @@ def restore_parts(
     rows: tuple[Rows, ...],
     needed_from: int,
 ) -> None:
-    """Fill the empty `seq` with `rows`; window rows must reach back to `needed_from`.
+    """Put `rows` in place of what `seq` has; window rows must reach back to `needed_from`.
 
-    Everything is checked, and all cells found, before anything changes. Raises NoSlot, StateError.
+    Everything is checked, and all cells found, before anything changes; what breaks off then is undone, rows
+    that were written over included. Raises NoSlot, StateError.
     """
     length = len(tokens)
     known = {part.spec.kind for part in parts.stored}
     unknown = {run.kind for run in rows} - known
     if unknown:
         raise StateError(f"the state has {', '.join(sorted(unknown))} rows, which this memory has not")
-    firsts = {id(table): 0 for table, _ in tables}
+    firsts: dict[PartKind, int] = {}
     for kind in sorted(known):
         members = tuple(part for part in parts.stored if part.spec.kind is kind)
         runs = tuple(run for run in rows if run.kind is kind)
-        latest = needed_from if kind is PartKind.WINDOW else 0
-        first = _check_runs(members, runs, length, latest)
-        if kind is PartKind.WINDOW:
-            table = members[0].table
-            firsts[id(table)] = _first_kept(table, first, latest, length)
-    found = {}
-    for table, unit in tables:
-        first = firsts[id(table)]
-        cells = table.find_slot([(seq, length // unit - first)])[0]
-        found[id(table)] = _Found(table, unit, first, cells)
+        firsts[kind] = _check_runs(members, runs, length, needed_from if kind is PartKind.WINDOW else 0)
+    undo = Undo()
+    owners = [(table, table.owners[seq].copy()) for table, _ in tables]
+    held = {id(table): anyone(table.owners) for table, _ in tables}
     try:
-        _fill(parts, found, seq, tokens, rows)
-    except BaseException:
         for table, _ in tables:
             table.remove(seq, 0, None)
+        found = {}
+        for table, unit in tables:
+            first = 0
+            if table is tables.windowed and PartKind.WINDOW in firsts:
+                first = _first_kept(table, firsts[PartKind.WINDOW], needed_from, length)
+            cells = table.find_slot([(seq, length // unit - first)])[0]
+            found[id(table)] = _Found(table, unit, first, cells)
+        _keep_overwritten(parts, found, held, undo)
+        _fill(parts, found, seq, tokens, rows, undo)
+    except BaseException:
+        try:
+            undo.run()
+        finally:
+            for table, owned in owners:
+                table.owners[seq] = owned
         raise
 
 
@@ -93,15 +102,32 @@ class _Found:
         return Slot.of(self.cells[kept], device)
 
 
+def _keep_overwritten(
+    parts: Parts, found: Mapping[int, _Found], held: Mapping[int, Bools], undo: Undo
+) -> None:
+    """Before rows are put into cells that hold some already."""
+    for part in parts.stored:
+        cells = found[id(part.table)].cells
+        slot = Slot.of(cells[held[id(part.table)][cells]], part.buffer.device)
+        if len(slot):
+            undo.rows.append((part.buffer, slot, part.buffer.read_bytes(slot)))
+
+
 def _fill(
-    parts: Parts, found: Mapping[int, _Found], seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...]
+    parts: Parts,
+    found: Mapping[int, _Found],
+    seq: SeqId,
+    tokens: tuple[int, ...],
+    rows: tuple[Rows, ...],
+    undo: Undo,
 ) -> None:
     """Put tokens and rows into the cells that were found."""
     ids = np.asarray(tokens, np.int64)
     for each in found.values():
         positions = np.arange(each.first, each.first + len(each.cells))
         last = (positions + 1) * each.unit - 1
-        each.table.occupy(each.cells, np.full(len(each.cells), seq), positions, ids[last], None)
+        seqs = np.full(len(each.cells), seq)
+        undo.metadata.append((each.table, each.table.occupy(each.cells, seqs, positions, ids[last], None)))
     for run in rows:
         for part, stored in zip(_members(parts, run.kind), run.parts, strict=True):
             each = found[id(part.table)]
