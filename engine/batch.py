@@ -15,6 +15,10 @@ from engine.state import SeqId
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+#: Rows of a pass of fixed shape (see `engine.placing`). A lone token costs as much as all of them: more would
+#: slow decoding down, fewer reading.
+NUM_PLACES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -45,11 +49,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Ubatch:
-    """What the model computes in one pass. `rows[i]` is the batch row that row i came from."""
+    """What the model computes in one pass. `rows[i]` is the batch row that row i came from. `places` are the
+    rows of a pass of fixed shape that they are computed in (see `engine.placing`), or None."""
 
     batch: Batch
     rows: Ints
     segments: tuple[Segment, ...]
+    places: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,6 +77,30 @@ def split_simple(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
     """Cuts of up to `max_ubatch` rows in the order of the batch."""
     cuts = [np.arange(at, min(at + max_ubatch, len(batch))) for at in range(0, len(batch), max_ubatch)]
     return tuple(_ubatch(batch, rows) for rows in cuts)
+
+
+def split_placed(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
+    """Ubatches in which a token at position p has the place p modulo NUM_PLACES for itself, and is a segment
+    of its own. Each is in the first one where its place is free, and none of its sequence's is further on."""
+    places = (batch.positions % NUM_PLACES).tolist()
+    cuts: list[dict[int, int]] = []
+    reached: dict[int, int] = {}
+    for row, (place, seq) in enumerate(zip(places, batch.seqs.tolist(), strict=True)):
+        index = reached.get(seq, 0)
+        while index < len(cuts) and (place in cuts[index] or len(cuts[index]) == max_ubatch):
+            index += 1
+        if index == len(cuts):
+            cuts.append({})
+        cuts[index][place] = row
+        reached[seq] = index
+    return tuple(_placed(batch, cut) for cut in cuts)
+
+
+def _placed(batch: Batch, cut: Mapping[int, int]) -> Ubatch:
+    """The rows of `cut`, by their places."""
+    rows = np.fromiter(cut.values(), np.int64)
+    segments = (Segment(SeqId(seq), at, at + 1) for at, seq in enumerate(batch.seqs[rows].tolist()))
+    return Ubatch(batch, rows, tuple(segments), np.fromiter(cut, np.int64))
 
 
 def split_equal(batch: Batch, max_ubatch: int, n_keep_tail: int = 0) -> tuple[Ubatch, ...]:

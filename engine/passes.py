@@ -11,6 +11,7 @@ import torch
 from engine.batch import Batch, Ints
 from engine.cache.memory import Memory, Plan
 from engine.models.base import Model, Trunk
+from engine.placing import run_pass
 from engine.slots import Slots
 from engine.state import SeqId
 
@@ -49,18 +50,11 @@ def compute(
     try:
         with torch.inference_mode():
             for index, ubatch in enumerate(plan.ubatches):
-                rows = np.flatnonzero(ubatch.outputs)
-                view = plan.apply(index)
-                tokens, positions = torch.from_numpy(ubatch.tokens), torch.from_numpy(ubatch.positions)
-                outputs = torch.from_numpy(rows)
-                if trunk is None:
-                    found = model.forward(tokens, positions, view, outputs)
-                else:
-                    states = trunk.hidden(tokens, positions, view)
-                    found = trunk.logits_of(states[outputs.to(states.device)])
+                found, states = run_pass(model, trunk, ubatch, plan.apply(index))
+                if states is not None:
                     hidden.append(states)
                 logits.append(found.cpu())
-                wanted.append(ubatch.rows[rows])
+                wanted.append(ubatch.rows[ubatch.outputs])
     except BaseException:
         plan.rollback()
         raise

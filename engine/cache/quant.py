@@ -19,6 +19,7 @@ from functools import cache
 import torch
 
 from engine.errors import ConfigError
+from engine.shapes import shapes_are_fixed
 from engine.state import DTYPES
 
 BLOCK = 32
@@ -153,6 +154,12 @@ class Hadamard:
         self._matrix = (matrix / block**0.5).to(torch.float32).to(device)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [..., head size] rotated, over the whole head; computed in float32, returned in x's dtype."""
+        """`x` [tokens, ..., head size] rotated, over the whole head; computed in float32, returned in x's
+        dtype. Where shapes are fixed, token by token."""
+        if shapes_are_fixed():
+            return torch.cat([self._rotated(token.clone()) for token in x.split(1)])
+        return self._rotated(x)
+
+    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
         blocks = x.reshape(-1, self.block).float()
         return torch.mm(blocks, self._matrix).to(x.dtype).view(x.shape)

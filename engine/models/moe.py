@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.models.layers import Activation
+from engine.shapes import shapes_are_fixed
 
 
 class Experts:
@@ -43,16 +44,17 @@ def by_expert(
     Returns float32 [tokens, width].
 
     Tokens are gathered by expert, so that each expert is read once; outputs of a token are summed in
-    the order in which its experts were chosen.
+    the order in which its experts were chosen. Where shapes are fixed an expert computes all tokens.
     """
     num_tokens, k = chosen.shape
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
     out = torch.empty((num_tokens * k, x.shape[1]), dtype=torch.float32, device=x.device)
     experts, counts = torch.unique_consecutive(flat[order], return_counts=True)
-    start = 0
+    start, fixed = 0, shapes_are_fixed()
     for number, count in zip(experts.tolist(), counts.tolist(), strict=True):
         rows = order[start : start + count]
         start += count
-        out[rows] = expert(number, x[rows // k]).float()
+        tokens = rows // k
+        out[rows] = (expert(number, x)[tokens] if fixed else expert(number, x[tokens])).float()
     return (out.view(num_tokens, k, -1) * weights[:, :, None]).sum(1)
