@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.batch import Batch, Ints
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.table import KINDS
-from engine.errors import EditRefused, NoSlot
+from engine.errors import EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows, SeqId, parts_of
 from tests.engine.cache.members import (
     WINDOW,
@@ -288,13 +288,17 @@ class Machine(RuleBasedStateMachine):
             points = joined(kept, points, since)
         if emptied:
             self.remove(into, 0, None)
+        land, freed = self.memory.restore, 0
         if self.model[into]:
             self._refused(EditRefused, lambda: self.memory.restore(into, ids, rows, points))
+            others = {id(t) for one in range(NUM_SEQS) if one != into for t in self.model[one]}
+            land, freed = self.memory.replace, sum(id(t) not in others for t in self.model[into])
+        if len(ids) > self._room() + freed:
+            self._refused(NoSlot, lambda: land(into, ids, rows, points))
             return
-        if len(ids) > self._room():
-            self._refused(NoSlot, lambda: self.memory.restore(into, ids, rows, points))
-            return
-        self.memory.restore(into, ids, rows, points)
+        if ids:
+            self._refused(StateError, lambda: land(into, ids[1:], rows, points))
+        land(into, ids, rows, points)
         self.model[into] = [Token(t.id, t.position, self._birth()) for t in tokens]
         self.marks[into] = {point.position for point in points}
         self._forgotten_marks()

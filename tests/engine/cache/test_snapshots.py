@@ -11,6 +11,7 @@ import torch
 from engine.cache.cells import CellTable
 from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
+from engine.cache.rows import RowBuffer, Slot
 from engine.cache.table import build_memory
 from engine.errors import EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
@@ -248,3 +249,53 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     assert memory.pos_max(B) is None
     assert windowed_of(memory).pos_max(B) is None
     assert memory.free_cells() == free
+
+
+@pytest.mark.parametrize("breaks_at", range(5))
+def test_a_replacement_that_breaks_off_changes_nothing(
+    breaks_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are written over where there is no other room: they are put back, those of others too."""
+    memory_spec, memory = iswa(num_cells=70)
+    feed(memory_spec, memory, (C, range(700, 708)))
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    feed(memory_spec, memory, (A, range(8)))
+    before, cells = visible(memory), owned(memory)
+    calls, write_bytes = itertools.count(), RowBuffer.write_bytes
+
+    def breaking(buffer: RowBuffer, slot: Slot, stored: torch.Tensor) -> None:
+        if next(calls) == breaks_at:
+            write_bytes(buffer, slot, torch.zeros_like(stored))
+            raise MemoryError
+        write_bytes(buffer, slot, stored)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowBuffer, "write_bytes", breaking)
+        if breaks_at < 4:
+            with pytest.raises(MemoryError):
+                memory.replace(A, tokens, rows, points)
+            assert (visible(memory), owned(memory)) == (before, cells)
+        else:
+            memory.replace(A, tokens, rows, points)
+    memory.replace(A, tokens, rows, points)
+    again, _ = memory.snapshot(A)
+    assert all(
+        torch.equal(a[-10:], b[-10:])
+        for run, old in zip(again, rows, strict=True)
+        for a, b in zip(run.parts, old.parts, strict=True)
+    )
+
+
+def owned(memory: PartsMemory) -> list[object]:
+    """Which sequences own which cells, in every table."""
+    return [table.owners.tolist() for table, _ in memory._tables]
+
+
+def test_what_a_window_lets_go_is_told() -> None:
+    _, memory = iswa()
+    assert memory.drops_rows()
+    assert not build_memory(spec(None, WindowSpec(WINDOW), full_windows=True)).drops_rows()
+    assert not build_memory(spec()).drops_rows()
+    # As many cells as there are tokens of all sequences: the last one is taken when nothing else is free.
+    assert not build_memory(spec(None, WindowSpec(WINDOW), num_cells=30)).drops_rows()
