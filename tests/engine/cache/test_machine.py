@@ -63,9 +63,12 @@ class Machine(RuleBasedStateMachine):
         max_ubatch=st.integers(1, MAX_BATCH),
         budget=st.sampled_from(BUDGETS),
         tail=st.integers(0, 3),
+        rollback=st.integers(0, MAX_BATCH),
         batches=st.lists(BATCHES, max_size=5),
     )
-    def start(self, max_ubatch: int, budget: int, tail: int, batches: list[list[SeqId]]) -> None:
+    def start(
+        self, max_ubatch: int, budget: int, tail: int, rollback: int, batches: list[list[SeqId]]
+    ) -> None:
         self.spec = member_spec(
             self.kind,
             num_cells=NUM_CELLS,
@@ -75,6 +78,7 @@ class Machine(RuleBasedStateMachine):
             full_windows=self.full_windows,
             keep_tail=min(tail, max_ubatch),
             checkpoint_bytes=budget,
+            rollback=rollback,
         )
         self.memory = tiny_memory(self.spec)
         kinds = {part.kind for part in self.memory.layout}
@@ -83,6 +87,7 @@ class Machine(RuleBasedStateMachine):
         self.only_the_end = self.has_points or self.short_window or PartKind.BLOCK in kinds
         self.model: list[list[Token]] = [[] for _ in range(NUM_SEQS)]
         self.marks: list[set[int]] = [set() for _ in range(NUM_SEQS)]
+        self.trails: list[set[int]] = [set() for _ in range(NUM_SEQS)]
         self.count = 0
         self.feed(batches)
 
@@ -98,11 +103,12 @@ class Machine(RuleBasedStateMachine):
         for at in range(0, count, each):
             self._feed([seq] * min(each, count - at))
 
-    def _feed(self, rows: Sequence[SeqId]) -> None:
+    def _feed(self, rows: Sequence[SeqId]) -> bool:
+        """Whether there was room for a new token for each of `rows`."""
         new, batch = self._next(rows)
         if len(rows) > self._room():
             self._refused(NoSlot, lambda: self.memory.plan(batch))
-            return
+            return False
         plan = self.memory.plan(batch)
         seen = compute_plan(self.spec, plan)
         plan.commit()
@@ -111,6 +117,32 @@ class Machine(RuleBasedStateMachine):
         lines = {seq: self._line(tokens) for seq, tokens in enumerate(self.model)}
         for ubatch, one in zip(plan.ubatches, seen, strict=True):
             check_seen(self.spec, ubatch, one, lines, self.memory)
+        for one in {*rows}:
+            end, most = self._end(one), min(self.spec.rollback, rows.count(one) - 1)
+            self.trails[one] = {end - back for back in range(1, most + 1)}
+        return True
+
+    @rule(seq=SEQS, drafted=st.integers(0, MAX_BATCH - 1), accepted=st.integers(0, MAX_BATCH - 1))
+    def draft(self, seq: SeqId, drafted: int, accepted: int) -> None:
+        """A token and guesses behind it in one batch, of which some stay."""
+        self._draft([seq], drafted, accepted)
+
+    @rule(
+        seqs=st.permutations([*map(SeqId, range(NUM_SEQS))]),
+        drafted=st.integers(1, 2),
+        accepted=st.integers(0, 2),
+    )
+    def draft_side_by_side(self, seqs: list[SeqId], drafted: int, accepted: int) -> None:
+        self._draft(seqs[: MAX_BATCH // (1 + drafted)], drafted, accepted)
+
+    def _draft(self, seqs: Sequence[SeqId], drafted: int, accepted: int) -> None:
+        if not self._feed([seq for seq in seqs for _ in range(1 + drafted)]):
+            return
+        rejected = max(0, drafted - accepted)
+        for seq in seqs:
+            if not self.has_points or rejected <= self.spec.rollback:
+                assert self.memory.can_resume_at(seq, self._end(seq) - rejected)
+            self.rewind(seq, rejected)
 
     @rule(rows=BATCHES, applied=st.integers(0, MAX_BATCH))
     def roll_back(self, rows: Sequence[SeqId], applied: int) -> None:
@@ -158,6 +190,7 @@ class Machine(RuleBasedStateMachine):
         for one in self._chosen(seq):
             if stop is None or stop >= self._end(one):
                 self.marks[one] = {at for at in self.marks[one] if at <= start}
+                self.trails[one] = {at for at in self.trails[one] if at < start}
             self.model[one] = [t for t in self.model[one] if not inside(t, start, stop)]
 
     @rule(seq=SEQS, back=st.integers(0, WINDOW + 3))
@@ -175,7 +208,7 @@ class Machine(RuleBasedStateMachine):
     def clear(self, seq: SeqId | None) -> None:
         self.memory.remove(seq, 0, None)
         for one in self._chosen(seq):
-            self.model[one], self.marks[one] = [], set()
+            self.model[one], self.marks[one], self.trails[one] = [], set(), set()
 
     @rule(source=SEQS, into=SEQS, start=PLACES | st.just(0), stop=STOPS)
     def copy(self, source: SeqId, into: SeqId, start: int, stop: int | None) -> None:
@@ -187,6 +220,7 @@ class Machine(RuleBasedStateMachine):
         self.memory.copy(source, into, start, stop)
         self.model[into] = [t for t in self.model[source] if inside(t, start, stop)]
         self.marks[into] = {at for at in self.marks[source] if at <= last}
+        self.trails[into] = {at for at in self.trails[source] if at < last}
 
     @rule(source=SEQS, into=SEQS)
     def fork(self, source: SeqId, into: SeqId) -> None:
@@ -198,6 +232,7 @@ class Machine(RuleBasedStateMachine):
         self.memory.keep(seq)
         self.model = [tokens if one == seq else [] for one, tokens in enumerate(self.model)]
         self.marks = [marks if one == seq else set() for one, marks in enumerate(self.marks)]
+        self.trails = [trail if one == seq else set() for one, trail in enumerate(self.trails)]
 
     @precondition(lambda self: self.only_the_end)
     @rule(seq=SEQS, start=PLACES, by=st.integers(1, 6))
@@ -301,6 +336,7 @@ class Machine(RuleBasedStateMachine):
         land(into, ids, rows, points)
         self.model[into] = [Token(t.id, t.position, self._birth()) for t in tokens]
         self.marks[into] = {point.position for point in points}
+        self.trails[into] = set()
         self._forgotten_marks()
 
     # -- what must always hold -----------------------------------------------------------------------
@@ -334,7 +370,8 @@ class Machine(RuleBasedStateMachine):
     def _resumable(self, seq: SeqId) -> list[int]:
         """All positions at which a sequence can go on, rising."""
         end = self._end(seq)
-        places = [at for at in range(end + 1) if not self.has_points or at in {0, end, *self.marks[seq]}]
+        kept = {0, end, *self.marks[seq], *self.trails[seq]} if self.has_points else range(end + 1)
+        places = [at for at in range(end + 1) if at in kept]
         if not self.short_window:
             return places
         fewest = min(len(held_by(self.memory, seq, kind)) for kind in (PartKind.TOKEN, PartKind.WINDOW))
