@@ -55,7 +55,11 @@ class Ends:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """float32 [outputs, vocab] of float32 x [outputs, width]."""
-        logits = self.head(self.norm(x).to(self.embedding.dtype)).float()
+        return self.logits_of(self.norm(x))
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`logits` of what the norm has given."""
+        logits = self.head(hidden.to(self.embedding.dtype)).float()
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
@@ -103,6 +107,10 @@ class Frame:
         return self._sizes.n_ctx_train
 
     @property
+    def ends(self) -> Ends:
+        return self._ends
+
+    @property
     def meaning(self) -> Mapping[str, Value]:
         return {
             "architecture": self._architecture,
@@ -117,7 +125,7 @@ class Frame:
 
 
 class Decoder(Frame):
-    """See `Model`. Its blocks need nothing but the residual stream and the pass."""
+    """See `Trunk`. Its blocks need nothing but the residual stream and the pass."""
 
     def __init__(
         self,
@@ -136,8 +144,19 @@ class Decoder(Frame):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, view: View, outputs: torch.Tensor
     ) -> torch.Tensor:
+        x = self._stream(tokens, positions, view)
+        return self._ends.logits(x[outputs.to(x.device)])
+
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, view: View) -> torch.Tensor:
+        return self._ends.norm(self._stream(tokens, positions, view))
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._ends.logits_of(hidden)
+
+    def _stream(self, tokens: torch.Tensor, positions: torch.Tensor, view: View) -> torch.Tensor:
+        """float32 [tokens, width] behind the last block."""
         step = self._pass(positions, view)
         x = self._ends.embed(tokens)
         for block in self._blocks:
             x = block(x, step)
-        return self._ends.logits(x[outputs.to(x.device)])
+        return x

@@ -154,7 +154,7 @@ class Qwen3Next(DeltaDecoder):
     """See `Model`."""
 
     def __init__(self, weights: WeightSource, placement: Placement) -> None:
-        super().__init__(weights, placement, _load_inputs, _load_ffn)
+        super().__init__(weights, placement, _load_inputs, load_experts)
 
 
 def read_kinds(fields: Fields, num_layers: int) -> tuple[str, ...]:
@@ -245,9 +245,10 @@ def _load_inputs(load: Loader, prefix: str, width: int, deltas: DeltaSizes) -> S
     return [rows.reshape(-1, width) for rows in (*by_head, *ba.view(heads, -1, width).chunk(2, dim=1))]
 
 
-def _load_ffn(
+def load_experts(
     load: Loader, fields: Fields, prefix: str, layer: int, width: int
 ) -> FeedForward | SharedMixture:
+    """A mixture, or a plain feed-forward where the configuration says so of `layer`."""
     dense = fields.counts("mlp_only_layers") if fields.has("mlp_only_layers") else ()
     num_experts = fields.count("num_experts", least=0, most=2**16)
     every = fields.count("decoder_sparse_step", 1)

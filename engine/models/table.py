@@ -8,8 +8,10 @@ from engine.errors import UnknownArchitecture
 from engine.models.bamba import Bamba
 from engine.models.base import DEFAULT_CONTEXT, Model, Placement, WeightSource, read_hparams
 from engine.models.cohere2 import Cohere2
+from engine.models.decoder import Decoder, Ends
 from engine.models.deepseek_v2 import DeepSeekV2
 from engine.models.deepseek_v3 import DeepSeekV3
+from engine.models.deepseek_v3_mtp import load_latent_mtp
 from engine.models.deepseek_v4 import DeepSeekV4
 from engine.models.deepseek_v32 import DeepSeekV32
 from engine.models.dots3_note import Dots3Note
@@ -34,12 +36,14 @@ from engine.models.mamba import Mamba
 from engine.models.mamba2 import Mamba2
 from engine.models.mimo_v2_flash import MimoV2Flash
 from engine.models.minimax_m3 import MiniMaxM3
+from engine.models.mtp import Mtp
 from engine.models.nemotron_h import NemotronH
 from engine.models.olmo_hybrid import OlmoHybrid
 from engine.models.phi import Phi
 from engine.models.phi3 import Phi3
 from engine.models.qwen3_5 import Qwen35
 from engine.models.qwen3_next import Qwen3Next
+from engine.models.qwen3_next_mtp import load_delta_mtp
 from engine.models.qwen4_exp import Qwen4Exp
 from engine.models.recurrent_gemma import RecurrentGemma
 from engine.models.zamba2 import Zamba2
@@ -95,6 +99,11 @@ HUB_NAMED: Mapping[str, Build] = {
 }
 MODELS: Mapping[str, Build] = {**GGUF_NAMED, **HUB_NAMED}
 
+LoadMtp = Callable[[WeightSource, Placement, Ends], Mtp | None]
+
+#: families of `Decoder`s whose files can have layers that predict further tokens
+MTP: Mapping[str, LoadMtp] = {"deepseek_v3": load_latent_mtp, "qwen3_next": load_delta_mtp}
+
 
 def check_architecture(name: str) -> None:
     """Raises UnknownArchitecture, which names it and lists those there are."""
@@ -120,3 +129,12 @@ def build_model(weights: WeightSource, placement: Placement) -> Model:
     """Raises UnknownArchitecture, WeightsRefused."""
     check_architecture(weights.architecture)
     return MODELS[weights.architecture](weights, placement)
+
+
+def build_mtp(weights: WeightSource, placement: Placement, model: Model) -> Mtp | None:
+    """The layers that predict further tokens for `model`, which the same weights built; None where there are
+    none. Raises WeightsRefused."""
+    load = MTP.get(weights.architecture)
+    if load is None or not isinstance(model, Decoder):
+        return None
+    return load(weights, placement, model.ends)

@@ -85,14 +85,12 @@ class Zamba2(Decoder):
             for layer in range(sizes.num_layers)
         )
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, view: View, outputs: torch.Tensor
-    ) -> torch.Tensor:
+    def _stream(self, tokens: torch.Tensor, positions: torch.Tensor, view: View) -> torch.Tensor:
         step = self._pass(positions, view)
         x = first = self._ends.embed(tokens)
         for layer in self._layers:
             x = layer(x, first, step)
-        return self._ends.logits(x[outputs.to(x.device)])
+        return x
 
 
 def _sizes(fields: Fields) -> Sizes:
