@@ -49,3 +49,14 @@ def test_the_state_is_the_last_inputs() -> None:
     conv, x = ShortConv(drawn(CHANNELS, 4)), drawn(1, TOKENS, CHANNELS)
     _, states = conv(x, torch.zeros(1, *conv.state_shape), 1)
     assert torch.equal(states[:, -1], x[:, -3:])
+
+
+@pytest.mark.parametrize("newest", [1, 2, 5])
+def test_each_of_the_newest_states_is_the_last_inputs_there(newest: int) -> None:
+    conv, x = ShortConv(drawn(CHANNELS, 4)), drawn(2, 5, CHANNELS)
+    before = drawn(2, 3, CHANNELS, seed=1)
+    _, states = conv(x, before, newest)
+    assert states.shape == (2, newest, *conv.state_shape)
+    for at in range(newest):
+        _, there = conv(x[:, : 5 - newest + 1 + at], before, 1)
+        assert torch.equal(states[:, at], there[:, -1])

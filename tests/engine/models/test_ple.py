@@ -27,3 +27,8 @@ def test_a_dilated_convolution_is_the_same_however_the_tokens_are_cut(
     expected = F.conv1d(padded, weight[:, None], groups=5, dilation=dilation).transpose(1, 2)
     torch.testing.assert_close(torch.cat(outs, 1), expected, atol=1e-5, rtol=0)
     assert torch.equal(state, padded[..., -conv.state_shape[0] :].transpose(1, 2))
+    whole, newest = torch.zeros((2, *conv.state_shape)), min(3, sum(chunks))
+    _, states = conv(x, whole, newest)
+    for back in range(newest):
+        _, there = conv(x[:, : sum(chunks) - back], whole, 1)
+        assert torch.equal(states[:, newest - 1 - back], there[:, -1])

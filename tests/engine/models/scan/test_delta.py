@@ -98,6 +98,21 @@ def test_a_pass_that_begins_where_a_piece_does_changes_no_bit(start: int, by_cha
     assert torch.equal(last, state)
 
 
+@pytest.mark.parametrize("by_channel", [False, True], ids=["heads", "channels"])
+@pytest.mark.parametrize(("num_tokens", "newest"), [(1, 1), (5, 5), (9, 9), (70, 9), (150, 5)])
+def test_each_of_the_newest_states_is_that_of_a_scan_that_stops_there(
+    num_tokens: int, newest: int, by_channel: bool
+) -> None:
+    *inputs, state = drawn("usual", by_channel, segments=2)
+    _, states = gated_delta_rule((7, 12), state, *(row[:, :num_tokens] for row in inputs), newest)
+    for at in range(newest):
+        rows = [row[:, : num_tokens - newest + 1 + at] for row in inputs]
+        _, there = gated_delta_rule((7, 12), state, *rows, at + 1)
+        assert torch.equal(states[:, at], there[:, -1])
+        _, expected = recurrence(*rows, state)
+        assert torch.allclose(states[:, at].double(), expected, atol=1e-5)
+
+
 def test_a_weak_decay_after_a_strong_one_is_not_drowned() -> None:
     """In the difference of two running sums of 32 bits, 1e-3 beside 3e5 would be nothing."""
     q, k, v, log_decay, beta, state = drawn("none", by_channel=False)

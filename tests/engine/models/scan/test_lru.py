@@ -43,3 +43,16 @@ def test_doubling_is_the_recurrence(decay: str, counts: tuple[int, ...]) -> None
         at += count
     assert torch.allclose(torch.cat(outs, 1).double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(state, outs[-1][:, -1])
+
+
+@pytest.mark.parametrize(("num_tokens", "newest"), [(1, 1), (5, 5), (9, 9), (70, 9), (150, 5)])
+def test_each_of_the_newest_states_is_that_of_a_scan_that_stops_there(num_tokens: int, newest: int) -> None:
+    """However many follow, doubling adds up what comes before a token in the same order."""
+    state, x, a = drawn("usual")
+    expected = recurrence(state, x, a)
+    _, states = linear_recurrence((7, 12), state, x[:, :num_tokens], a[:, :num_tokens], newest)
+    for at in range(newest):
+        stop = num_tokens - newest + 1 + at
+        _, there = linear_recurrence((7, 12), state, x[:, :stop], a[:, :stop], 1)
+        assert torch.equal(states[:, at], there[:, -1])
+        assert torch.allclose(states[:, at].double(), expected[:, stop - 1], rtol=1e-5, atol=1e-5)

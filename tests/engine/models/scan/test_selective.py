@@ -53,3 +53,14 @@ def test_values_do_not_depend_on_cuts(start: int, num_tokens: int, cut: int) -> 
     assert torch.equal(ours, whole)
     assert torch.equal(states[:, -1], last)
     assert torch.equal(state, before), "what was given stays as it was"
+
+
+@given(num_tokens=st.integers(1, 40), newest=st.integers(1, 9))
+def test_each_of_the_newest_states_is_that_of_a_scan_that_stops_there(num_tokens: int, newest: int) -> None:
+    newest = min(newest, num_tokens)
+    rate, state, inputs = drawn(num_tokens)
+    _, states = in_pieces(functools.partial(selective, rate), state, inputs, (7, 12), newest)
+    for at in range(newest):
+        stop = num_tokens - newest + 1 + at
+        _, there = selective(rate, state, *(part[:, :stop] for part in inputs))
+        assert torch.equal(states[:, at], there)

@@ -71,3 +71,16 @@ def test_pieces_make_no_difference(start: int, num_tokens: int) -> None:
     theirs, their_after = one_by_one(state, inputs)
     assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
     assert (states[:, -1] - their_after).abs().max() <= 2e-6 * their_after.abs().max()
+
+
+@pytest.mark.parametrize(("num_tokens", "newest"), [(1, 1), (5, 5), (9, 9), (70, 9), (150, 5)])
+def test_each_of_the_newest_states_is_that_of_a_scan_that_stops_there(num_tokens: int, newest: int) -> None:
+    state, inputs = drawn(num_tokens)
+    _, states = in_pieces(ssd, state, inputs, (7, 12), newest)
+    for at in range(newest):
+        stop = num_tokens - newest + 1 + at
+        rows = tuple(part[:, :stop] for part in inputs)
+        _, there = in_pieces(ssd, state, rows, (7, 12), at + 1)
+        assert torch.equal(states[:, at], there[:, -1])
+        _, theirs = one_by_one(state, rows)
+        assert (states[:, at] - theirs).abs().max() <= 2e-6 * theirs.abs().max()
