@@ -15,6 +15,7 @@ from cli.output import moment, size
 from serialization.blobs import short
 
 if TYPE_CHECKING:
+    from engine.state import Layout
     from serialization.manifest import Manifest
     from serialization.refs import ChunkRef
 
@@ -58,18 +59,28 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("template", manifest.template or "-"),
         ("tokens", f"{manifest.length:,}"),
         ("rows", ", ".join(f"[{s.start:,}, {s.stop:,}) {s.provenance}" for s in manifest.spans) or "-"),
-        ("layout", _layout(manifest)),
+        ("layout", _layout(manifest.layout)),
         ("blobs", f"{len(blobs)}, {size(sum(ref.nbytes for ref in blobs))}"),
         ("checkpoints", ", ".join(f"{point.position:,}" for point in manifest.checkpoints) or "-"),
+        ("draft", _draft(manifest)),
         ("edge", type(manifest.edge).__name__ if manifest.edge is not None else "-"),
         ("sampler", _sampler(manifest)),
         ("features", ", ".join(manifest.features) or "-"),
     ]
 
 
-def _layout(manifest: Manifest) -> str:
+def _draft(manifest: Manifest) -> str:
+    draft = manifest.draft
+    if draft is None:
+        return "-"
+    own = manifest.of_draft()
+    nbytes = sum(ref.nbytes for ref in manifest.blobs() if ref.blob in own)
+    return f"{draft.length:,} tokens, {len(own)} blobs, {size(nbytes)}: {_layout(draft.layout)}"
+
+
+def _layout(layout: Layout) -> str:
     """The layers' parts of equal name and shape together: `30 × token kv.k bf16 (3, 64)`."""
-    specs = sorted((spec.kind, _family(spec.name), spec.dtype, spec.shape) for spec in manifest.layout)
+    specs = sorted((spec.kind, _family(spec.name), spec.dtype, spec.shape) for spec in layout)
     groups = ((key, len(list(group))) for key, group in groupby(specs))
     return "; ".join(
         f"{count} × {kind} {name} {dtype} {shape}" for (kind, name, dtype, shape), count in groups

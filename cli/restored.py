@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
 
 def restored_line(result: RestoreResult) -> str:
-    """`resumed 3,941 tokens in 48 ms (recomputed 0)`, and the reason where it is not `exact`."""
+    """`resumed 3,941 tokens in 48 ms (recomputed 0)`, the reason where it is not `exact`, and what became of
+    the draft where one was stored or is missed."""
     line = (
         f"resumed {result.restored:,} tokens in {duration(result.seconds)} (recomputed {result.recomputed:,})"
     )
-    if result.reason == "exact":
-        return line
-    return f"{line}: {result.reason}" + (f", {result.detail}" if result.detail else "")
+    if result.reason != "exact":
+        line += f": {result.reason}" + (f", {result.detail}" if result.detail else "")
+    return line if result.draft is None else f"{line}; draft {result.draft}"
 
 
 def tell_restored(out: Output, result: RestoreResult) -> None:
     """-q silences a resume that lacked nothing, never one that did."""
-    if result.reason == "exact":
+    if result.reason == "exact" and not (result.draft or "").startswith("rebuilt"):
         out.note(restored_line(result))
     else:
         out.warn(restored_line(result))

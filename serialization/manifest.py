@@ -142,6 +142,13 @@ class Manifest:
                 seen.add(ref.blob)
                 yield ref
 
+    def of_draft(self) -> frozenset[BlobId]:
+        """Of those blobs the draft's own, which the session can do without."""
+        if self.draft is None:
+            return frozenset()
+        own = {ref.blob for ref in blob_refs(self.chunks, self.checkpoints, self.edge)}
+        return frozenset(ref.blob for ref in self.draft.refs() if ref.blob not in own)
+
     def refuse_other(self, fingerprint: Fingerprint, layout: Layout) -> None:
         """Raises FingerprintMismatch, which names the field, unless rows mean the same to both."""
         for field, mine, theirs in self.fingerprint.differing(fingerprint):

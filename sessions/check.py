@@ -58,6 +58,7 @@ def check_store(store: Store) -> CheckReport:
     expired: set[BlobId] = set()
     nbytes = 0
     for entry in entries:
+        of_draft = entry.manifest.of_draft()
         for blob in (ref.blob for ref in entry.manifest.blobs()):
             if blob not in verdicts:
                 verdicts[blob], size = _verify(store, blob)
@@ -67,7 +68,8 @@ def check_store(store: Store) -> CheckReport:
                 expired.add(blob)
             elif error is not None:
                 kind = "missing" if isinstance(error, BlobMissing) else "corrupt"
-                problems_.append(Problem(kind, entry.ref, str(error)))
+                whose = " (of its draft)" if blob in of_draft else ""
+                problems_.append(Problem(kind, entry.ref, f"{error}{whose}"))
     referenced = {blob for entry in entries for blob in entry.blobs()}
     orphans = sum(info.blob not in referenced for info in store.list_blobs())
     sessions = sum(entry.ref.startswith(names.SESSIONS) for entry in entries)
@@ -214,7 +216,7 @@ def _damaged(store: Store, entry: Entry) -> set[BlobId]:
 
 
 def _give_up_damaged(store: Store, entry: Entry) -> list[str]:
-    """Cut the entry's rows before its first damaged blob, delete what is damaged."""
+    """Cut the entry's rows before its first damaged blob, and give up a draft that has one."""
     bad = _damaged(store, entry)
     if not bad:
         return []
@@ -223,5 +225,7 @@ def _give_up_damaged(store: Store, entry: Entry) -> list[str]:
     blob = store.put(BlobClass.MANIFEST, fixed.encode())
     if not store.swap(entry.ref, entry.blob.encode(), blob.encode()):
         return [f"{entry.ref} changed while it was repaired; check again"]
+    if bad <= entry.manifest.of_draft():
+        return [f"{entry.ref}: {len(bad)} damaged blobs of its draft given up with it; nothing else is lost"]
     kept = last_resumable(whole, whole.length)
     return [f"{entry.ref}: {len(bad)} damaged blobs given up; rows of {kept:,} tokens and all text kept"]

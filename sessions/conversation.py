@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from engine.errors import EditRefused, NoChatTemplate, StateError, StoreError, TenutoError
+from engine.errors import EditRefused, NoChatTemplate, StoreError, TenutoError
 from engine.reply import Piece
 from engine.runner import Engine
 from engine.state import Pending, Provenance, SamplerParams, SeqId
 from serialization.manifest import Message
 from serialization.resume import common_prefix
-from serialization.snapshot import read_state
+from sessions.drafts import land
 from sessions.manager import SessionManager
 from sessions.prefix import Hit
-from sessions.restore import Fallback, Reason, RestoreResult
+from sessions.restore import Fallback, Reason, RestoreResult, readable
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import align, align_tail, whole_characters
 from sessions.turns import first_of
@@ -281,13 +281,12 @@ class Conversation:
     def _share(self, hit: Hit) -> int:
         """Put the stored rows of another session's equal past under this one. Returns how many."""
         sampler = self._engine.sampler(self._seq)
-        try:
-            state = read_state(self._manager.store, hit.manifest, hit.length)
-        except (StateError, StoreError):  # it was only a hint; the ids are here to be read
+        state = readable(self._engine, self._manager.store, hit.manifest, hit.length)
+        if state is None:  # it was only a hint; the ids are here to be read
             return 0
         self._engine.close(self._seq)
         try:
-            self._seq = self._engine.restore(replace(state, sampler=sampler))
+            self._seq, _ = land(self._engine, replace(state, sampler=sampler))
         except BaseException:
             self._seq = self._engine.create(sampler)
             raise

@@ -126,34 +126,35 @@ class SessionManager:
         self._make_sure(session)
         for _ in range(_SLOW_SAVE_TRIES):
             started = time.monotonic()
-            manifest, blobs, nbytes = write_turn(
-                self.store, self.engine, session, seq, messages, self.policy, self.tenant
-            )
+            turn = write_turn(self.store, self.engine, session, seq, messages, self.policy, self.tenant)
             if time.monotonic() - started < self.policy.grace / 2:
                 break  # gc spares blobs younger than its grace, so all of these are still there
         else:
             raise StoreUnavailable("the store is so slow that gc might delete a turn while it is written")
-        known = session.synced
+        known, manifest = session.synced, turn.manifest
         try:
-            nbytes += self._commit(session, manifest)
+            nbytes = self._commit(session, manifest)
         except LeaseLost as lost:
             self._take_again(session, lost)
-            nbytes += self._commit(session, manifest)
-        session.synced = len(manifest.tokens)
+            nbytes = self._commit(session, manifest)
+        session.synced, session.draft_synced = len(manifest.tokens), turn.draft_synced
         self._prefixes.add(manifest, known)
-        return SaveResult(manifest.generation, blobs + 1, nbytes, time.monotonic() - begun)
+        nbytes += turn.nbytes
+        return SaveResult(manifest.generation, turn.num_blobs + 1, nbytes, time.monotonic() - begun)
 
     def resume(self, session: Session, fallback: Fallback = Fallback.REFUSE) -> tuple[SeqId, RestoreResult]:
         """A live sequence where the session stopped. Raises StateError unless told to recompute."""
         if session.manifest is None:
             raise SessionNotFound(f"session {session.id} was never saved")
         seq, result = restore(self.engine, self.store, session.manifest, self.policy, fallback)
-        session.synced = result.restored
+        session.synced, session.draft_synced = result.restored, result.draft_restored
         return seq, result
 
     def seed(self, session: Session, tokens: Sequence[int], sampler: SamplerParams) -> tuple[SeqId, int]:
         """A live sequence with as many of `tokens` as the session's stored rows can give; the count too."""
-        seq, session.synced = seed(self.engine, self.store, session.manifest, tokens, sampler)
+        seq, session.synced, session.draft_synced = seed(
+            self.engine, self.store, session.manifest, tokens, sampler
+        )
         return seq, session.synced
 
     def stored(self, session: Session, tokens: Sequence[int]) -> int:

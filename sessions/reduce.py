@@ -9,7 +9,7 @@ from engine.state import Pending, Provenance, Span
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, ManifestKind
 from serialization.refs import StoredLogits
-from serialization.resume import spans_within
+from serialization.resume import draft_within, spans_within
 
 
 def before(manifest: Manifest, index: int) -> Manifest:
@@ -20,19 +20,23 @@ def before(manifest: Manifest, index: int) -> Manifest:
 
 
 def bare(manifest: Manifest) -> Manifest:
-    """Without rows and point state; ids, text and edge stay, so that all can be read again."""
+    """Without rows, point state and draft; ids, text and edge stay, so that all can be read again."""
     chunks = tuple(replace(chunk, blobs=()) for chunk in manifest.chunks)
-    return replace(manifest, chunks=chunks, checkpoints=())
+    return replace(manifest, chunks=chunks, checkpoints=(), draft=None)
 
 
 def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
-    """Without the `damaged` blobs. If the next token's logits are among them, the last token is fed again."""
+    """Without the `damaged` blobs. If the next token's logits are among them, the last token is fed again. A
+    draft of which one is damaged goes as a whole."""
     chunks = tuple(
         replace(chunk, blobs=tuple(blob for blob in chunk.blobs if blob.ref.blob not in damaged))
         for chunk in manifest.chunks
     )
     points = tuple(p for p in manifest.checkpoints if p.ref is None or p.ref.blob not in damaged)
-    left = replace(manifest, chunks=chunks, checkpoints=points)
+    draft = manifest.draft
+    if draft is not None and any(ref.blob in damaged for ref in draft.refs()):
+        draft = None
+    left = replace(manifest, chunks=chunks, checkpoints=points, draft=draft)
     if isinstance(left.edge, StoredLogits) and left.edge.ref.blob in damaged:
         return _cut(left, left.length - 1)
     return left
@@ -57,6 +61,7 @@ def imported(manifest: Manifest) -> Manifest:
 
 
 def has_rows(manifest: Manifest) -> bool:
+    """Whether it names rows or point state of its own; a draft is of no use by itself."""
     return any(chunk.blobs for chunk in manifest.chunks) or any(p.ref for p in manifest.checkpoints)
 
 
@@ -72,4 +77,5 @@ def _cut(manifest: Manifest, length: int) -> Manifest:
         checkpoints=tuple(point for point in manifest.checkpoints if point.position <= length),
         edge=Pending(manifest.tokens[length]) if length else None,
         canary=None,
+        draft=draft_within(manifest.draft, length),
     )

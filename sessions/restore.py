@@ -22,6 +22,7 @@ from serialization.blobs import Store
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
 from serialization.snapshot import read_state
+from sessions.drafts import land, told, usable
 from sessions.policy import Policy
 from sessions.reduce import has_rows
 
@@ -51,13 +52,19 @@ class Fallback(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """`restored` tokens came from storage or memory, `recomputed` were read again, in `seconds`."""
+    """`restored` tokens came from storage or memory, `recomputed` were read again, in `seconds`.
+
+    `draft` says what became of the drafter's state (see `drafts.told`), which came back for `draft_restored`
+    tokens.
+    """
 
     reason: Reason
     restored: int
     recomputed: int
     seconds: float
     detail: str = ""
+    draft: str | None = None
+    draft_restored: int = 0
 
 
 def restore(
@@ -71,39 +78,79 @@ def restore(
     """
     started = time.perf_counter()
     try:
-        seq, reason, restored, detail = _from_rows(engine, store, manifest, policy)
+        came = _come_back(engine, store, manifest, policy, fallback)
     except (FingerprintMismatch, Corrupt, BlobMissing) as error:
-        reason = _reason(error)
-        expired = isinstance(error, BlobMissing) and store.rows_expire
+        reason, expired = _reason(error), _expired(store, error)
         if fallback is Fallback.REFUSE and not expired:
             raise
         reason, detail = (Reason.EXPIRED, "") if expired else (reason, str(error))
-        seq, restored = engine.create(manifest.sampler), 0
+        draft = told(engine, manifest, "the tokens are read again")
+        came = _Came(engine.create(manifest.sampler), reason, 0, detail, draft)
+    seq, restored, detail = came.seq, came.restored, came.detail
     if not _same_words(engine, manifest):  # its ids mean other text here: the text is rendered anew
         detail += "; its text is tokenized and read anew with the next turn"
-        return seq, RestoreResult(reason, 0, 0, time.perf_counter() - started, detail)
+        return seq, RestoreResult(came.reason, 0, 0, time.perf_counter() - started, detail, came.draft)
     try:
         _read_rest(engine, seq, manifest, restored)
     except BaseException:
         engine.close(seq)
         raise
     recomputed = len(manifest.tokens) - restored
-    return seq, RestoreResult(reason, restored, recomputed, time.perf_counter() - started, detail)
+    seconds = time.perf_counter() - started
+    return seq, RestoreResult(
+        came.reason, restored, recomputed, seconds, detail, came.draft, came.draft_restored
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """A live sequence that came from stored rows, and the truth about it."""
+
+    seq: SeqId
+    reason: Reason
+    restored: int
+    detail: str
+    draft: str | None
+    draft_restored: int = 0
+
+
+def _come_back(engine: Engine, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback) -> _Came:
+    """From the stored rows. What is wrong with the draft alone is an error, too. But who would rather
+    recompute than be refused need not do so for that, nor where rows had their time."""
+    try:
+        return _from_rows(engine, store, manifest, policy)
+    except (Corrupt, BlobMissing) as error:
+        read = usable(engine, manifest).draft is not None
+        if not read or (fallback is Fallback.REFUSE and not _expired(store, error)):
+            raise
+        came = _from_rows(engine, store, replace(manifest, draft=None), policy)
+        return replace(came, draft=told(engine, manifest, str(error)))
 
 
 def seed(
     engine: Engine, store: Store, manifest: Manifest | None, tokens: Sequence[int], sampler: SamplerParams
-) -> tuple[SeqId, int]:
-    """A live sequence with the first n of `tokens` from stored rows, and n (0 where nothing can be had).
-    Rows of another build are not taken: only a whole state has a canary to believe them by."""
+) -> tuple[SeqId, int, int]:
+    """A live sequence with the first n of `tokens` from stored rows, n (0 where nothing can be had), and of
+    how many of them the draft came along. Rows of another build are not taken: only a whole state has a
+    canary to believe them by."""
     length = stored_prefix(engine, manifest, tokens)
-    if length == 0 or manifest is None:
-        return engine.create(sampler), 0
+    state = readable(engine, store, manifest, length) if length and manifest is not None else None
+    if state is None:
+        return engine.create(sampler), 0, 0
+    seq, lost = land(engine, replace(state, sampler=sampler))
+    return seq, length, 0 if state.draft is None or lost else state.draft.length
+
+
+def readable(engine: Engine, store: Store, manifest: Manifest, length: int) -> SequenceState | None:
+    """The first `length` tokens of a stored state, with a draft that is of use and can be read. None where
+    the target cannot: the ids are at hand, so the caller reads them again, and says so."""
+    wanted = usable(engine, manifest)
     try:
-        state = read_state(store, manifest, length)
-    except (StateError, StoreError):  # the ids are at hand, so the caller reads them again, and says so
-        return engine.create(sampler), 0
-    return engine.restore(replace(state, sampler=sampler)), length
+        return read_state(store, wanted, length)
+    except (StateError, StoreError):
+        if wanted.draft is None:
+            return None
+        return readable(engine, store, replace(manifest, draft=None), length)
 
 
 def stored_prefix(engine: Engine, manifest: Manifest | None, tokens: Sequence[int]) -> int:
@@ -125,32 +172,37 @@ def refuse_other_model(engine: Engine, manifest: Manifest) -> None:
         )
 
 
-def _from_rows(
-    engine: Engine, store: Store, manifest: Manifest, policy: Policy
-) -> tuple[SeqId, Reason, int, str]:
+def _from_rows(engine: Engine, store: Store, manifest: Manifest, policy: Policy) -> _Came:
     if not manifest.tokens:
-        return engine.create(manifest.sampler), Reason.NEW, 0, ""
+        return _Came(engine.create(manifest.sampler), Reason.NEW, 0, "", None)
     refuse_other_model(engine, manifest)
+    again = told(engine, manifest, "the tokens are read again")
     if not has_rows(manifest):
-        return engine.create(manifest.sampler), Reason.EXPIRED, 0, "its rows were given up by age or budget"
+        detail = "its rows were given up by age or budget"
+        return _Came(engine.create(manifest.sampler), Reason.EXPIRED, 0, detail, again)
     length = last_resumable(manifest, len(manifest.tokens))
     if length == 0:
-        return engine.create(manifest.sampler), Reason.NO_CHECKPOINT, 0, ""
+        return _Came(engine.create(manifest.sampler), Reason.NO_CHECKPOINT, 0, "", again)
     same_build = dict(manifest.fingerprint.making) == dict(engine.fingerprint.making)
     # A canary is computed from the checkpoint before the last.
-    state = read_state(store, manifest, length, num_points=1 if same_build else 2)
-    seq = engine.restore(state)
+    state = read_state(store, usable(engine, manifest), length, num_points=1 if same_build else 2)
+    seq, lost = land(engine, state)
+    if state.draft is None:
+        lost = "its memory cannot go on from there"
+    draft = told(engine, manifest, lost)
+    draft_restored = 0 if state.draft is None or lost else state.draft.length
     if same_build:
         if length == len(manifest.tokens):
-            return seq, Reason.EXACT, length, ""
-        return seq, Reason.NO_CHECKPOINT, length, f"its memory can go on from {length:,} tokens"
+            return _Came(seq, Reason.EXACT, length, "", draft, draft_restored)
+        detail = f"its memory can go on from {length:,} tokens"
+        return _Came(seq, Reason.NO_CHECKPOINT, length, detail, draft, draft_restored)
     try:
         detail = _canary(engine, seq, state, policy)  # which a piece of a state has not
     except BaseException:
         engine.rewind(seq, 0)  # closed with its rows it would be a prefix that the ids are read by
         engine.close(seq)
         raise
-    return seq, Reason.COMPATIBLE, length, detail
+    return _Came(seq, Reason.COMPATIBLE, length, detail, draft, draft_restored)
 
 
 def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) -> str:
@@ -191,6 +243,11 @@ def _read_rest(engine: Engine, seq: SeqId, manifest: Manifest, restored: int) ->
 
 def _same_words(engine: Engine, manifest: Manifest) -> bool:
     return manifest.fingerprint.meaning.get("tokenizer") == engine.fingerprint.meaning.get("tokenizer")
+
+
+def _expired(store: Store, error: TenutoError) -> bool:
+    """Whether what is missing had its time."""
+    return isinstance(error, BlobMissing) and store.rows_expire
 
 
 def _reason(error: TenutoError) -> Reason:

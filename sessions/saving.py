@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from engine.runner import Engine
@@ -12,12 +13,23 @@ from serialization.archive import write_archive
 from serialization.blobs import Store
 from serialization.manifest import Manifest, ManifestKind, Message
 from serialization.pipelines import codec_set
-from serialization.resume import first_new
+from serialization.resume import first_new, first_new_of_draft
 from serialization.snapshot import WrittenState, write_state
 from serialization.trim import trimmed
 from sessions.policy import Policy
 from sessions.session import ExportInfo, Session
 from sessions.stores.memory import MemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn whose rows are stored and whose manifest is not: what it will be, and what was put for it.
+    The drafter's rows of `draft_synced` tokens are those that it names."""
+
+    manifest: Manifest
+    num_blobs: int
+    nbytes: int
+    draft_synced: int
 
 
 def write_turn(
@@ -28,18 +40,36 @@ def write_turn(
     messages: Sequence[Message],
     policy: Policy,
     tenant: str,
-) -> tuple[Manifest, int, int]:
-    """Put the row blobs of the session's next turn. Returns its manifest, and blobs and bytes written."""
+) -> Turn:
+    """Put the row blobs of the session's next turn, and of its draft."""
     before = session.manifest
     if before is not None and list(before.fingerprint.differing(engine.fingerprint)):
         before = None  # rows of another model, read again: none of the stored ones can be kept
     since = first_new(before, engine.tokens(seq), engine.spans(seq), session.synced)
-    state = trimmed(engine.snapshot(seq, since), before, session.synced)
+    state = _with_draft(engine.snapshot(seq, since), engine, seq, before, session.draft_synced, since)
     written = write_state(
-        store, state, before, session.synced, codec_set(policy.codec), point_budget=policy.checkpoints
+        store,
+        trimmed(state, before, session.synced, session.draft_synced),
+        before,
+        session.synced,
+        codec_set(policy.codec),
+        point_budget=policy.checkpoints,
+        draft_untouched=session.draft_synced,
     )
     manifest = _manifest(engine, session, messages, tenant, state, written, store.now())
-    return manifest, written.num_blobs, written.nbytes
+    draft_synced = 0 if state.draft is None else state.draft.length
+    return Turn(manifest, written.num_blobs, written.nbytes, draft_synced)
+
+
+def _with_draft(
+    state: SequenceState, engine: Engine, seq: SeqId, before: Manifest | None, synced: int, since: int
+) -> SequenceState:
+    """The state with all rows of its draft that are to be written: of one that lags behind, or was not stored
+    before, they begin before the target's."""
+    if state.draft is None:
+        return state
+    least = first_new_of_draft(before, state.draft, state.tokens, state.spans, synced)
+    return state if least >= since else replace(state, draft=engine.snapshot(seq, least).draft)
 
 
 def export_turn(
@@ -98,4 +128,5 @@ def _manifest(
         chunks=written.chunks,
         checkpoints=written.checkpoints,
         edge=written.edge,
+        draft=written.draft,
     )

@@ -18,7 +18,8 @@ class Session:
 
     `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
     chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
-    `unsure` is a turn whose commit was asked for and whose answer was lost.
+    `draft_synced` counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked
+    for and whose answer was lost.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Session:
     entry: Entry | None = None
     forked_from: Origin | None = None
     synced: int = 0
+    draft_synced: int = 0
     unsure: Entry | None = None
 
     @property
@@ -50,6 +52,7 @@ class Session:
     def cut(self, length: int) -> None:
         """The rows beyond `length` tokens are no longer those that were stored."""
         self.synced = min(self.synced, length)
+        self.draft_synced = min(self.draft_synced, length)
 
     def close(self) -> None:
         """Give the lease back. Where the store cannot be reached for that, the lease ends by itself."""
