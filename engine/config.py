@@ -39,8 +39,10 @@ class EngineConfig:
     such a model can be cut without a checkpoint; each costs as much memory as the state itself.
     device_state_bytes: what copies of sequences on the device may take, all together.
     deterministic: the bits of a row do not depend on which others share its batch or its pass, be they of its
-    own sequence or another. Passes are then small, whatever max_ubatch is. Another number of threads can still
-    move the last bits.
+    own sequence or another. Passes are then small, whatever max_ubatch is. Another number of threads can
+    still move the last bits.
+    tp: ranks, each a process of its own with its part of the model, that compute every pass together. They
+    share the machine's threads.
     """
 
     n_ctx: int | None = None
@@ -64,9 +66,19 @@ class EngineConfig:
     keep_tail: int = 0
     rollback: int = 0
     deterministic: bool = False
+    tp: int = 1
 
     def __post_init__(self) -> None:
-        counts = ("n_ctx", "num_seqs", "num_cells", "max_batch", "max_ubatch", "threads", "checkpoint_every")
+        counts = (
+            "n_ctx",
+            "num_seqs",
+            "num_cells",
+            "max_batch",
+            "max_ubatch",
+            "threads",
+            "checkpoint_every",
+            "tp",
+        )
         for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -127,6 +139,7 @@ class ResolvedConfig:
     keep_tail: int
     rollback: int
     deterministic: bool
+    tp: int
 
 
 def probe_machine() -> Probe:
@@ -163,7 +176,7 @@ def resolve(config: EngineConfig, n_ctx_train: int, probe: Probe) -> ResolvedCon
         type_v=config.type_v,
         dtype=_dtype(config.dtype, device, probe),
         device=device,
-        threads=probe.num_threads if config.threads is None else config.threads,
+        threads=max(1, probe.num_threads // config.tp) if config.threads is None else config.threads,
         overflow=config.overflow,
         n_keep=config.n_keep,
         n_discard=config.n_discard,
@@ -174,6 +187,7 @@ def resolve(config: EngineConfig, n_ctx_train: int, probe: Probe) -> ResolvedCon
         keep_tail=config.keep_tail,
         rollback=config.rollback,
         deterministic=config.deterministic,
+        tp=config.tp,
     )
 
 
@@ -190,6 +204,8 @@ def _device(config: EngineConfig, probe: Probe) -> torch.device:
     gpu = 0 if config.main_gpu is None else config.main_gpu
     if not 0 <= gpu < probe.num_cuda:
         raise DeviceMissing(f"main_gpu = {gpu}: this machine has {probe.num_cuda} GPU(s), counted from 0")
+    if gpu + config.tp > probe.num_cuda:
+        raise DeviceMissing(f"tp = {config.tp}: a GPU each, from {gpu} on, and there are {probe.num_cuda}")
     return torch.device("cuda", gpu)
 
 

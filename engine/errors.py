@@ -17,7 +17,8 @@
     │   ├── EditRefused            23   a rewind, shift or removal that this memory cannot do exactly
     │   ├── BatchRefused           24   tokens or positions that do not follow the sequence
     │   ├── DeviceMissing          25   the device asked for is not there
-    │   └── HandleRefused          26   a device state that is stale, freed, removed or another engine's
+    │   ├── HandleRefused          26   a device state that is stale, freed, removed or another engine's
+    │   └── RankLost               27   a process that held a part of the model ended, or does not answer
     ├── StateError                 30   a stored state that cannot be believed
     │   ├── Corrupt                31   bytes that are not what their digest or frame says
     │   ├── UnknownVersion         32   a format version this build does not read
@@ -122,6 +123,10 @@ class DeviceMissing(EngineError):
 
 class HandleRefused(EngineError):
     exit_code = 26
+
+
+class RankLost(EngineError):
+    exit_code = 27
 
 
 class StateError(TenutoError):

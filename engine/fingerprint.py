@@ -46,6 +46,7 @@ def fingerprint(
             "threads": config.threads,
             "dtype": str(config.dtype).removeprefix("torch."),
             **({"deterministic": True} if config.deterministic else {}),
+            **({"tp": config.tp} if config.tp > 1 else {}),
         },
     )
 

@@ -20,7 +20,8 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and weight.dtype in PACKABLE and can_pack()
+        packable = weight.device.type == "cpu" and weight.dtype in PACKABLE and weight.numel() > 0
+        self._packed = packable and can_pack()
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None) if self._packed else weight
         )

@@ -24,6 +24,7 @@ from engine.errors import ConfigError, NoSlot
 from engine.fingerprint import Source, fingerprint
 from engine.generation import Cancel, generate
 from engine.models.base import Model, Trunk
+from engine.parallel.lead import Lead
 from engine.reply import Piece
 from engine.sequence import Record
 from engine.slots import Slots, memory_spec
@@ -66,14 +67,18 @@ class Engine:
         template: ChatTemplate | None,
         config: EngineConfig,
         source: Source,
+        lead: Lead | None = None,
     ) -> None:
+        """`lead` has the other ranks of a model that is divided."""
         self.tokenizer = tokenizer
         self.template = template
         self.model_name = source.name
         self.config = resolve(config, model.n_ctx_train, probe_machine())
         torch.set_num_threads(self.config.threads)
         self._model = model
-        self._memory: Memory = build_memory(memory_spec(model.needs, self.config))
+        self._lead = lead
+        spec = memory_spec(model.needs, self.config)
+        self._memory: Memory = build_memory(spec) if lead is None else lead.memory(spec)
         self._slots = Slots(self._memory, self.config.num_seqs)
         self._core = Core(source.name, model, tokenizer, self.config, self._memory, self._slots)
         self._device_states = DeviceStates(self.config.device_state_bytes)
@@ -97,6 +102,12 @@ class Engine:
     def figures(self) -> Figures | None:
         """What came of all guesses so far; None without a drafter."""
         return None if self._core.speculation is None else self._core.speculation.figures
+
+    def end(self) -> None:
+        """Let the processes of other ranks go, if there are any; then nothing can be computed any more. They
+        are let go when this process ends, too."""
+        if self._lead is not None:
+            self._lead.end()
 
     @property
     def layout(self) -> Layout:

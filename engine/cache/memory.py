@@ -70,7 +70,8 @@ DtypeField = Literal["type_k", "type_v"]
 @dataclass(frozen=True, slots=True)
 class RowsSpec:
     """One row a token, [heads, size]: token rows, or window rows where there is a `window`. The first
-    `value_size` values of keys that have no rows of values beside them are the values."""
+    `value_size` values of keys that have no rows of values beside them are the values. Ranks that hold a
+    model together share the heads of rows that are `split`, and each has all of the others."""
 
     name: str
     layer: int
@@ -81,6 +82,7 @@ class RowsSpec:
     window: WindowSpec | None = None
     basis: Basis = Basis.QUANTIZED
     value_size: int | None = None
+    split: bool = False
 
     @property
     def rotated_sizes(self) -> tuple[int, ...]:
@@ -130,11 +132,12 @@ def keys_and_values(
     head_size_v: int,
     rotary: Rotary | None,
     window: WindowSpec | None = None,
+    split: bool = True,
 ) -> tuple[RowsSpec, RowsSpec]:
-    """The two parts of a layer of plain attention; RoPE turns the first values of a head."""
+    """The two parts of a layer of plain attention, all heads of it; RoPE turns the first values of a head."""
     turned = None if rotary is None else Turned(rotary)
-    keys = RowsSpec(KEYS, layer, num_kv_heads, head_size_k, "type_k", turned, window)
-    return keys, RowsSpec(VALUES, layer, num_kv_heads, head_size_v, "type_v", None, window)
+    keys = RowsSpec(KEYS, layer, num_kv_heads, head_size_k, "type_k", turned, window, split=split)
+    return keys, RowsSpec(VALUES, layer, num_kv_heads, head_size_v, "type_v", None, window, split=split)
 
 
 @dataclass(frozen=True, slots=True)

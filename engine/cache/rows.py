@@ -129,6 +129,8 @@ class RowBuffer:
     def write_bytes(self, slot: Slot, stored: torch.Tensor) -> None:
         """Put bytes back that `read_bytes` gave, here or elsewhere."""
         data = self._data
+        if not self.row_nbytes:  # a rank without heads
+            return
         if stored.data_ptr() % data.element_size() or stored.storage_offset() % data.element_size():
             stored = stored.clone()
         self._put(slot, stored.contiguous().view(data.dtype).view(len(slot), *data.shape[1:]))

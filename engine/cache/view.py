@@ -107,6 +107,8 @@ class PartsView:
             self.append(VALUES, layer, v)
         part = self._parts.rows[KEYS, layer]
         keys, values = part.buffer, self._values(part)
+        if not q.shape[1]:  # a rank without heads
+            return q.new_empty(len(q), 0, part.need.value_size or values.head_size)
         scoring = Scoring(scale, softcap, sinks)
         if keys.hadamard is not None:
             q = keys.hadamard.rotate(q)

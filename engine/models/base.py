@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from engine.cache.memory import MemoryNeeds, RowsSpec, View, WindowSpec
 from engine.errors import WeightsRefused
+from engine.parallel.ranks import ALONE, Ranks
 from engine.state import Value
 
 #: Tokens of a model without positions, whose configuration says no length that it was trained for.
@@ -76,11 +77,13 @@ class Trunk(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a model is laid out: where, in which dtype, and for sequences of up to how many tokens."""
+    """How a model is laid out: where, in which dtype, for sequences of up to how many tokens, and among which
+    ranks. A rank has its share of what they divide, and all of the rest."""
 
     dtype: torch.dtype
     device: torch.device
     n_ctx: int
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True, slots=True)

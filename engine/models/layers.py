@@ -63,7 +63,7 @@ class Attention:
 
     layer: int
     qkv: Projection
-    out: Linear
+    out: Projection
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -97,7 +97,7 @@ class FeedForward:
     """down(activation(gate x) * up x)."""
 
     gate_up: Projection
-    down: Linear
+    down: Projection
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
