@@ -11,9 +11,11 @@ from cli.folders import cache_folder, models_folder
 from cli.known import KnownModels
 from cli.options import EngineOptions
 from cli.output import Output, size
+from engine.errors import UsageError
 
 if TYPE_CHECKING:
     from engine.runner import Engine
+    from engine.speculative.choice import Draft
     from serialization.manifest import Manifest
 
 DEFAULT_MODEL = "smollm2"
@@ -42,7 +44,11 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
         config = {**{key: meaning[key] for key in _INHERITED if key in meaning}, **config}
     model = model or DEFAULT_MODEL
     engine = load_engine(
-        locate(model, out), EngineConfig.from_mapping(config), template, cache_folder() / "tokenizers"
+        locate(model, out),
+        EngineConfig.from_mapping(config),
+        template,
+        cache_folder() / "tokenizers",
+        _draft(options, out),
     )
     known.remember(
         str(engine.fingerprint.meaning.get("weights")),
@@ -51,6 +57,18 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
         template,
     )
     return engine
+
+
+def _draft(options: EngineOptions, out: Output) -> Draft | None:
+    """Raises UsageError for a number of guesses where nothing guesses."""
+    from engine.speculative.choice import MTP, NGRAM, Draft
+
+    if options.draft is None:
+        if options.draft_max is not None:
+            raise UsageError("--draft-max needs --draft, which says what guesses")
+        return None
+    source = options.draft if options.draft in (NGRAM, MTP) else locate(options.draft, out)
+    return Draft(source, options.draft_max)
 
 
 def locate(model: str, out: Output) -> str:

@@ -25,6 +25,8 @@ class EngineOptions:
     model: str | None = None
     chat_template: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    draft: str | None = None
+    draft_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,18 @@ def engine_options(function: Command) -> Command:
     """Adds --model and the engine's settings; the command takes them as `engine: EngineOptions`."""
 
     @functools.wraps(function)
-    def command(*args: Any, model: str | None, chat_template: str | None, **kwargs: Any) -> Any:
+    def command(
+        *args: Any,
+        model: str | None,
+        chat_template: str | None,
+        draft: str | None,
+        draft_max: int | None,
+        **kwargs: Any,
+    ) -> Any:
         said = {key: kwargs.pop(option) for option, key in _ENGINE_KEYS.items()}
         config = {key: value for key, value in said.items() if value is not None}
-        return function(*args, engine=EngineOptions(model, chat_template, config), **kwargs)
+        options = EngineOptions(model, chat_template, config, draft, draft_max)
+        return function(*args, engine=options, **kwargs)
 
     options = (
         click.option(
@@ -164,6 +174,17 @@ def engine_options(function: Command) -> Command:
             "--full-windows/--small-windows",
             default=None,
             help="Keep whole caches in sliding-window layers, so that every position can be resumed.",
+        ),
+        click.option(
+            "--draft",
+            metavar="ngram|MODEL|mtp",
+            help="What guesses the next tokens, to say the same faster: runs of tokens said before, a "
+            "smaller model with the same tokenizer, or the model's own extra layers.",
+        ),
+        click.option(
+            "--draft-max",
+            type=click.IntRange(min=1),
+            help="Most guesses at a time (ngram: 8, else 4).",
         ),
     )
     return _apply(options, command)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.builtin_templates import BUILTIN_TEMPLATES
 from engine.config import EngineConfig, probe_machine, resolve
-from engine.errors import ModelNotFound
+from engine.errors import ConfigError, ModelNotFound
 from engine.fingerprint import Source
 from engine.models.base import Placement
 from engine.models.table import build_model, context_length
+from engine.parallel.lead import lead
+from engine.parallel.world import World
 from engine.runner import Engine
+from engine.speculative import choice
+from engine.speculative.choice import Draft
+from engine.speculative.model_drafter import ModelDrafter
+from engine.speculative.ngram import NgramDrafter
 from engine.template import ChatTemplate, named_template, template_for
 from engine.tokenizer import Tokenizer, open_tokenizer
 from engine.weights.source import open_weights
@@ -22,20 +29,52 @@ def load_engine(
     config: EngineConfig | None = None,
     chat_template: str | None = None,
     cache_dir: Path | None = None,
+    draft: Draft | None = None,
+    world: World | None = None,
 ) -> Engine:
     """The engine of the model at `source` (see `open_weights`).
 
     `chat_template` is the name of a built-in template or a file, in place of the model's own.
-    `cache_dir` keeps built tokenizers.
-    Raises ModelNotFound, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing.
+    `cache_dir` keeps built tokenizers. `draft` says what guesses the next tokens. Processes of other ranks,
+    if `config` wants any, are started here, unless they are there already in `world`.
+    Raises ModelNotFound, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing, RankLost.
     """
     config = config or EngineConfig()
+    if draft is not None:
+        config = draft.for_target(config)
     weights = open_weights(source)
     resolved = resolve(config, context_length(weights), probe_machine())
     tokenizer = open_tokenizer(weights.tokenizer_data, cache_dir)
     template = _template(weights, tokenizer, chat_template)
-    model = build_model(weights, Placement(resolved.dtype, resolved.device, resolved.n_ctx))
-    return Engine(model, tokenizer, template, config, Source(weights.name, weights.digest))
+    # What drafts is rank 0's alone, whatever the model's own ranks are.
+    placement = Placement(resolved.dtype, resolved.device, resolved.n_ctx)
+    of_weights = Source(weights.name, weights.digest)
+    if resolved.tp == 1:
+        engine = Engine(build_model(weights, placement), tokenizer, template, config, of_weights)
+    else:
+        ranks = lead(resolved.tp, world)
+        try:
+            ranks.load(source, config)
+            model = build_model(weights, replace(placement, ranks=ranks.group))
+            engine = Engine(model, tokenizer, template, config, of_weights, ranks)
+        except BaseException:
+            ranks.end()
+            raise
+    if draft is not None:
+        _speculate(engine, draft, config, cache_dir)
+    return engine
+
+
+def _speculate(engine: Engine, draft: Draft, config: EngineConfig, cache_dir: Path | None) -> None:
+    """Give `engine`, made with `config`, the drafter that was asked for."""
+    match draft.source:
+        case choice.NGRAM:
+            engine.speculate(NgramDrafter(), draft.count)
+        case choice.MTP:
+            raise ConfigError(f"{engine.model_name} has no layers that predict further tokens")
+        case path:
+            drafting = load_engine(path, draft.for_drafter(config, engine.n_ctx), cache_dir=cache_dir)
+            engine.speculate(ModelDrafter(drafting, engine), draft.count)
 
 
 def _template(weights: Weights, tokenizer: Tokenizer, chosen: str | None) -> ChatTemplate | None:

@@ -44,7 +44,8 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
 def gumbel(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:
     """Standard Gumbel noise for each of `ids`, the same for the same seed, position and id. The largest sum of
     a logarithm and its noise falls on each id as often as it is likely."""
-    return -np.log(-np.log(uniform(seed, position, ids)))
+    noise: Floats = -np.log(-np.log(uniform(seed, position, ids)))
+    return noise
 
 
 def uniform(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:

@@ -31,7 +31,8 @@ class ModelDrafter:
     wants_hidden = False
 
     def __init__(self, engine: Engine, target: Engine) -> None:
-        """Raises ConfigError for a model whose tokens are others than the target's."""
+        """`engine` is the drafter's own. Raises ConfigError for a model whose tokens are others than the
+        target's."""
         if engine.tokenizer.digest != target.tokenizer.digest:
             raise ConfigError(
                 f"{engine.model_name} cannot draft for {target.model_name}: its tokenizer is another"
@@ -86,9 +87,7 @@ class ModelDrafter:
                 f"the draft was made with {field} = {theirs}, this drafter has {own}", field=field
             )
         if seq in self._seqs:
-            old = self._seqs.pop(seq)
-            engine.rewind(old, 0)
-            engine.close(old)
+            self._forget(seq)
         ids = tuple(tokens[: state.length])
         whole = SequenceState(
             layout=state.layout,
@@ -100,13 +99,21 @@ class ModelDrafter:
             edge=Pending(ids[-1]) if ids else None,  # what follows is told with the next question
             sampler=SamplerParams(),
         )
-        self._seqs[seq] = engine.restore(whole)
+        try:
+            self._seqs[seq] = engine.restore(whole)
+        except NoSlot:
+            self._forget_others(seq)
+            self._seqs[seq] = engine.restore(whole)
 
     # -- its own sequences -------------------------------------------------------------------------
 
     def _own(self, seq: SeqId) -> SeqId:
         if seq not in self._seqs:
-            self._seqs[seq] = self._engine.create()
+            try:
+                self._seqs[seq] = self._engine.create()
+            except NoSlot:  # the target has a spare sequence, or sequences that it has closed
+                self._forget_others(seq)
+                self._seqs[seq] = self._engine.create()
         return self._seqs[seq]
 
     def _follow(self, mine: SeqId, tokens: Sequence[int]) -> None:
@@ -131,8 +138,9 @@ class ModelDrafter:
     def _forget_others(self, seq: SeqId) -> None:
         """The room of a target's many sequences is more than this engine may have."""
         for other in [other for other in self._seqs if other != seq]:
-            mine = self._seqs.pop(other)
-            try:
-                self._engine.rewind(mine, 0)
-            finally:
-                self._engine.close(mine)
+            self._forget(other)
+
+    def _forget(self, seq: SeqId) -> None:
+        mine = self._seqs.pop(seq)
+        self._engine.rewind(mine, 0)
+        self._engine.close(mine)
