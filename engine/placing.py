@@ -3,11 +3,11 @@
 A kernel goes about a product by how many rows it has, and the last values of a tensor take another path
 through an elementwise function than those before them. So who shares a pass with whom shows in the last bits.
 Here a pass has NUM_PLACES rows whatever is in it, and the token at position p is computed in row p modulo
-NUM_PLACES, by the very same calls whether it is alone or beside others, of its own sequence or another's. Rows
-look at each other through the memory alone, where each token is a segment of its own.
+NUM_PLACES, by the very same calls whether it is alone or beside others, of its own sequence or another's.
+Rows look at each other through the memory alone, where each token is a segment of its own.
 
-A run of up to NUM_PLACES tokens is one pass, wherever it begins. Sequences share passes where their tokens have
-different places.
+A run of up to NUM_PLACES tokens is one pass, wherever it begins. Sequences share passes where their tokens
+have different places.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _forward(
 
 
 class Places:
-    """Which row of the pass each token of a ubatch is in. The other rows are copies of its first token's: what
-    they give is not looked at, and they lead to no expert that is not asked anyway.
+    """Which row of the pass each token of a ubatch is in. The other rows are copies of its first token's:
+    what they give is not looked at, and they lead to no expert that is not asked anyway.
 
     `rows` [tokens] are those of the tokens, no two the same; `sources` [NUM_PLACES] the tokens of the rows.
     """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, counts_of, split_equal, split_simple
+from engine.batch import NUM_PLACES, Batch, counts_of, split_equal, split_placed, split_simple
 from engine.errors import ConfigError
 
 SPLITS = [split_simple, split_equal]
@@ -22,7 +24,7 @@ def batch_of(seqs: list[int]) -> Batch:
     return Batch(np.arange(len(rows)), positions, rows, np.ones(len(rows), np.bool_))
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [*SPLITS, split_placed])
 @given(seqs=ROWS, max_ubatch=st.integers(1, 12))
 def test_every_row_is_computed_once_and_in_the_order_of_its_sequence(split, seqs, max_ubatch) -> None:  # type: ignore[no-untyped-def]
     batch = batch_of(seqs)
@@ -133,3 +135,31 @@ def test_outputs_follow_their_rows() -> None:
 
 def test_sequences_are_counted_in_the_order_in_which_they_appear() -> None:
     assert counts_of(batch_of([3, 1, 3, 3, 0])) == [(3, 3), (1, 1), (0, 1)]
+
+
+@given(seqs=ROWS, starts=st.lists(st.integers(0, 30), min_size=5, max_size=5), max_ubatch=st.integers(1, 12))
+def test_a_token_has_the_place_of_its_position_for_itself(
+    seqs: list[int], starts: list[int], max_ubatch: int
+) -> None:
+    batch = batch_of(seqs)
+    batch = replace(batch, positions=batch.positions + np.asarray(starts)[batch.seqs])
+    ubatches = split_placed(batch, max_ubatch)
+    for ubatch in ubatches:
+        assert ubatch.places is not None
+        assert ubatch.places.tolist() == (ubatch.positions % NUM_PLACES).tolist()
+        assert len(set(ubatch.places.tolist())) == len(ubatch)
+        assert [(one.seq, one.start, one.stop) for one in ubatch.segments] == [
+            (seq, at, at + 1) for at, seq in enumerate(batch.seqs[ubatch.rows])
+        ]
+
+
+@given(start=st.integers(0, 30), count=st.integers(1, 40))
+def test_a_run_is_cut_into_as_few_passes_as_its_length_needs(start: int, count: int) -> None:
+    batch = batch_of([0] * count)
+    ubatches = split_placed(replace(batch, positions=batch.positions + start), 64)
+    assert len(ubatches) == -(-count // NUM_PLACES)
+
+
+def test_sequences_share_passes_where_their_places_are_free() -> None:
+    batch = replace(batch_of([0, 1, 1, 2]), positions=np.array([3, 8, 9, 11]))
+    assert [ubatch.rows.tolist() for ubatch in split_placed(batch, 64)] == [[0, 1, 2], [3]]
