@@ -27,7 +27,7 @@ def bare(manifest: Manifest) -> Manifest:
 
 def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
     """Without the `damaged` blobs. If the next token's logits are among them, the last token is fed again. A
-    draft of which one is damaged goes as a whole."""
+    draft of which one is damaged goes as a whole, and with the last of the rows."""
     chunks = tuple(
         replace(chunk, blobs=tuple(blob for blob in chunk.blobs if blob.ref.blob not in damaged))
         for chunk in manifest.chunks
@@ -37,6 +37,8 @@ def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
     if draft is not None and any(ref.blob in damaged for ref in draft.refs()):
         draft = None
     left = replace(manifest, chunks=chunks, checkpoints=points, draft=draft)
+    if not has_rows(left):
+        left = replace(left, draft=None)
     if isinstance(left.edge, StoredLogits) and left.edge.ref.blob in damaged:
         return _cut(left, left.length - 1)
     return left
@@ -61,7 +63,7 @@ def imported(manifest: Manifest) -> Manifest:
 
 
 def has_rows(manifest: Manifest) -> bool:
-    """Whether it names rows or point state of its own; a draft is of no use by itself."""
+    """Whether it names rows or point state of its own. A draft is of no use without."""
     return any(chunk.blobs for chunk in manifest.chunks) or any(p.ref for p in manifest.checkpoints)
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from engine.runner import Engine
+from engine.speculative.model_drafter import ModelDrafter
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.stores.disk import DiskStore
+from tests.sessions.conftest import MakeEngine
+from tests.tiny import write_tiny
 
 POLICY = Policy(lease=0.15, grace=0.2)
-KILLS = 200
 TURN = 37
 
 
@@ -31,6 +33,8 @@ def save_forever(engine: Engine, root: Path, session_id: str, acks: int) -> None
             engine.rewind(seq, 100)
             session.cut(100)
         engine.feed(seq, words[:TURN])
+        engine.set_pending(seq, words[TURN])
+        engine.propose(seq)  # for this a drafter, where there is one, reads along
         manager.save(session, seq, ())
         os.write(acks, engine.length(seq).to_bytes(4, "little"))
 
@@ -73,7 +77,13 @@ def first_save(engine: Engine, root: Path, session: str) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_kills_lose_nothing(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "drafts"), [(200, False), (60, True)])
+def test_hundreds_of_kills_lose_nothing(
+    engine: Engine, make_engine: MakeEngine, tmp_path: Path, kills: int, drafts: bool
+) -> None:
+    if drafts:
+        drafter = make_engine(write_tiny(tmp_path / "draft.gguf", seed=1))
+        engine.speculate(ModelDrafter(drafter, engine), 2)
     root = tmp_path / "store"
     manager = SessionManager(DiskStore(root, "default"), engine, POLICY)
     session = manager.create()
@@ -84,19 +94,23 @@ def test_two_hundred_kills_lose_nothing(engine: Engine, tmp_path: Path) -> None:
     length, chance, orphans, moved = engine.length(seq), random.Random(20261129), 0, 0
     pace = first_save(engine, root, session.id)
     length = manager.manifest(session.id).length
-    for _ in range(KILLS):
+    for _ in range(kills):
         time.sleep(POLICY.lease)  # the killed holder's lease ends by itself
         acknowledged = killed_after(engine, root, session.id, chance.uniform(0.1, 3) * pace)
-        now = manager.manifest(session.id).length
+        manifest = manager.manifest(session.id)
+        now = manifest.length
         last = length if acknowledged is None else acknowledged
         assert now in (last, last + TURN, 100 + TURN), "neither the old turn nor the new one"
+        if drafts and now != length:
+            assert manifest.draft is not None
+            assert manifest.draft.length == now, "the draft is of another turn"
         report = manager.check()
         assert report.clean, report.problems
         orphans += report.orphans
         moved += now != length
         length = now
         manager.collect(manager.plan_gc())
-    assert moved > KILLS // 4, "most kills came before the first save: the test shows nothing"
+    assert moved > kills // 4, "most kills came before the first save: the test shows nothing"
     assert orphans > 0
     time.sleep(POLICY.grace)
     manager.collect(manager.plan_gc())
@@ -105,3 +119,4 @@ def test_two_hundred_kills_lose_nothing(engine: Engine, tmp_path: Path) -> None:
     _, result = manager.resume(opened)
     opened.close()
     assert result.recomputed == 0
+    assert result.draft == ("restored" if drafts else None)

@@ -11,16 +11,33 @@ import pytest
 
 from engine.errors import StoreFull, StoreUnavailable
 from engine.runner import Engine
+from engine.speculative.model_drafter import ModelDrafter
 from engine.state import SeqId
 from serialization.blobs import Store
+from serialization.snapshot import read_state
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.session import Session
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
 from tests.faults import FaultyStore, IoFaults
+from tests.sessions.conftest import MakeEngine
+from tests.tiny import write_tiny
 
 POLICY = Policy(lease=30, grace=60)
+
+
+@pytest.fixture(params=["plain", "drafting"])
+def engine(
+    request: pytest.FixtureRequest, make_engine: MakeEngine, windowed_path: Path, tmp_path: Path
+) -> Engine:
+    """One that drafts has blobs of its drafter in every save: rows, and windows that are written anew."""
+    if request.param == "plain":
+        return make_engine()
+    engine = make_engine(windowed_path)
+    drafter = make_engine(write_tiny(tmp_path / "draft.gguf", "gemma3", seed=1, layers=7))
+    engine.speculate(ModelDrafter(drafter, engine), 2)
+    return engine
 
 
 class Bench:
@@ -38,16 +55,22 @@ class Bench:
     def turn(self, text: str) -> None:
         self.engine.feed(self.seq, self.engine.tokenizer.encode(text))
         self.engine.decode([self.seq])
+        self.engine.propose(self.seq)  # for this a drafter reads along
 
     def close(self) -> None:
         self.session.close()
         self.engine.close(self.seq)
 
 
-def check_old_or_new(store: Store, session: str) -> None:
+def check_old_or_new(store: Store, session: str, engine: Engine) -> None:
+    """The target and its draft, both of the old turn or both of the new one, and whole."""
     reader = SessionManager(store, policy=POLICY)
-    assert reader.manifest(session).length in (300, 600)
+    manifest = reader.manifest(session)
+    assert manifest.length in (300, 600)
+    assert (manifest.draft is None) == (engine.drafter is None)
+    assert manifest.draft is None or manifest.draft.length == manifest.length
     assert reader.check().clean
+    assert read_state(store, manifest).length == manifest.length
 
 
 def run_every_fault(bench: Callable[[], Bench], arm: Callable[[Bench, int], bool], store: Store) -> int:
@@ -55,7 +78,7 @@ def run_every_fault(bench: Callable[[], Bench], arm: Callable[[Bench, int], bool
     for nth in itertools.count():
         made = bench()
         failed = arm(made, nth)
-        check_old_or_new(store, made.session.id)
+        check_old_or_new(store, made.session.id, made.engine)
         if not failed:
             made.close()
             return nth
