@@ -20,7 +20,14 @@ from serialization.chunks import encode_rows
 from serialization.pipelines import CODEC_SETS, DEFAULT
 from serialization.points import encode_logits, encode_point
 from serialization.snapshot import write_state
-from tests.serialization.states import FOUR_KINDS, CountingStore, manifest_of, row_bytes, state_of
+from tests.serialization.states import (
+    FOUR_KINDS,
+    CountingStore,
+    drafted,
+    manifest_of,
+    row_bytes,
+    state_of,
+)
 
 FOLDER = Path(__file__).parent / "format-1"
 #: one part for each dtype, wide enough that its codec is worth while
@@ -68,12 +75,14 @@ def golden_files() -> dict[str, tuple[bytes, bytes]]:
     files["point.blob"] = (encode_point(specs, point, DEFAULT), point_bytes)
     logits = torch.linspace(-4, 4, 99)
     files["logits.blob"] = (encode_logits(logits, 9, DEFAULT), logits.numpy().tobytes())
-    store, state = CountingStore(), state_of(20, edge=NextLogits(logits))
-    manifest = manifest_of(state, write_state(store, state, None, 0))
-    files["session.manifest"] = (manifest.encode(), b"")
-    out = io.BytesIO()
-    write_archive(out, manifest, store)
-    files["session.tenuto"] = (out.getvalue(), b"")
+    plain = state_of(20, edge=NextLogits(logits))
+    for name, state in (("session", plain), ("session-draft", drafted(plain, 18))):
+        store = CountingStore()
+        manifest = manifest_of(state, write_state(store, state, None, 0))
+        files[f"{name}.manifest"] = (manifest.encode(), b"")
+        out = io.BytesIO()
+        write_archive(out, manifest, store)
+        files[f"{name}.tenuto"] = (out.getvalue(), b"")
     return files
 
 

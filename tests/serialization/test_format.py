@@ -11,11 +11,14 @@ import torch
 from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Rows
 from serialization import limits
 from serialization.blobs import BlobClass, blob_id
-from serialization.canonical import unpack
+from serialization.canonical import pack, unpack
 from serialization.chunks import decode_rows, encode_rows
-from serialization.manifest import Manifest
+from serialization.drafts import StoredDraft
+from serialization.manifest import FEATURES, Manifest
 from serialization.pipelines import DEFAULT, FAST, RAW, CodecSet
 from serialization.prefix import Letter, prefix
+from serialization.records import Record
+from serialization.refs import BlobRef, ChunkBlob, ChunkRef
 from tests.serialization.states import EMPTY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -59,6 +62,30 @@ def test_the_example_of_a_manifest_is_what_the_code_reads_and_writes() -> None:
     wanted = replace(EMPTY, fingerprint=Fingerprint({"model": "b3-00"}, {}), created=1.5, updated=2.5)
     assert Manifest.decode(dumped("hex manifest")) == wanted
     assert wanted.encode() == dumped("hex manifest")
+
+
+def example_draft() -> StoredDraft:
+    """Of two tokens, whose rows are the blob in the example of a chunk."""
+    data = dumped("hex chunk")
+    blob = ChunkBlob(PartKind.TOKEN, 0, BlobRef(blob_id(BlobClass.ROWS, data), 8, len(data)))
+    made_with = Fingerprint({"model": "b3-11"}, {})
+    return StoredDraft(made_with, (SPEC,), 2, (ChunkRef(0, 2, (blob,)),), ())
+
+
+def test_the_example_of_a_draft_is_what_the_code_reads_and_writes() -> None:
+    assert pack(example_draft().record()) == dumped("hex draft")
+    record = Record.of(unpack(dumped("hex draft"), "test"), "test")
+    assert StoredDraft.read(record, 2) == example_draft()
+
+
+def test_the_keys_of_a_draft_are_those_in_the_table() -> None:
+    documented = {name for key in table("### 5.2") for name in re.findall(r"`(\w+)`", key)}
+    assert documented == set(example_draft().record())
+
+
+def test_the_features_are_those_that_the_page_names() -> None:
+    (named,) = table("Every key below")["`features`"]
+    assert set(re.findall(r"`(\w+)` \(5", named)) == FEATURES
 
 
 def test_the_prefix_is_the_one_in_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,13 @@ from serialization.manifest import Manifest
 from serialization.points import decode_logits, decode_point
 from serialization.snapshot import read_state
 from tests.golden.make import LAYOUT, NUM_ROWS
-from tests.serialization.states import FOUR_KINDS, CountingStore, expect_rows, tokens_of
+from tests.serialization.states import (
+    FOUR_KINDS,
+    CountingStore,
+    expect_draft,
+    expect_rows,
+    tokens_of,
+)
 
 FOLDER = Path(__file__).parents[1] / "golden" / "format-1"
 INDEX: dict[str, dict[str, str]] = json.loads((FOLDER / "index.json").read_text())
@@ -51,11 +58,24 @@ def test_point_state_and_logits_are_read() -> None:
     assert blake3(logits.numpy().tobytes()).hexdigest() == INDEX["logits.blob"]["decoded"]
 
 
-def test_a_session_is_read_from_its_manifest_and_its_archive() -> None:
+@pytest.mark.parametrize("name", ["session", "session-draft"])
+def test_a_session_is_read_from_its_manifest_and_its_archive(name: str) -> None:
     store = CountingStore()
-    manifest = read_archive(io.BytesIO(golden("session.tenuto")), store)
-    assert Manifest.decode(golden("session.manifest")) == manifest
-    assert manifest.encode() == golden("session.manifest")
+    manifest = read_archive(io.BytesIO(golden(f"{name}.tenuto")), store)
+    assert Manifest.decode(golden(f"{name}.manifest")) == manifest
+    assert manifest.encode() == golden(f"{name}.manifest")
     state = read_state(store, manifest)
     assert state.tokens == tokens_of(20)
     expect_rows(state, 20)
+    if manifest.features:
+        expect_draft(state, 18)
+    else:
+        assert state.draft is None
+
+
+def test_what_is_written_today_without_a_draft_is_what_was_written_before_there_were_any() -> None:
+    manifest = Manifest.decode(golden("session.manifest"))
+    assert manifest.encode() == golden("session.manifest")
+    assert b"draft" not in golden("session.manifest")
+    with_one = Manifest.decode(golden("session-draft.manifest"))
+    assert replace(with_one, draft=None).encode() == golden("session.manifest")
