@@ -9,14 +9,17 @@ from engine.builtin_templates import BUILTIN_TEMPLATES
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import ConfigError, ModelNotFound
 from engine.fingerprint import Source
-from engine.models.base import Placement
-from engine.models.table import build_model, context_length
+from engine.models.base import Model, Placement
+from engine.models.decoder import Decoder
+from engine.models.mtp import Mtp
+from engine.models.table import build_model, build_mtp, context_length
 from engine.parallel.lead import lead
 from engine.parallel.world import World
 from engine.runner import Engine
 from engine.speculative import choice
 from engine.speculative.choice import Draft
 from engine.speculative.model_drafter import ModelDrafter
+from engine.speculative.mtp import MtpDrafter
 from engine.speculative.ngram import NgramDrafter
 from engine.template import ChatTemplate, named_template, template_for
 from engine.tokenizer import Tokenizer, open_tokenizer
@@ -50,7 +53,8 @@ def load_engine(
     placement = Placement(resolved.dtype, resolved.device, resolved.n_ctx)
     of_weights = Source(weights.name, weights.digest)
     if resolved.tp == 1:
-        engine = Engine(build_model(weights, placement), tokenizer, template, config, of_weights)
+        model = build_model(weights, placement)
+        engine = Engine(model, tokenizer, template, config, of_weights)
     else:
         ranks = lead(resolved.tp, world)
         try:
@@ -60,7 +64,9 @@ def load_engine(
         except BaseException:
             ranks.end()
             raise
-    if draft is not None:
+    if draft is not None and draft.source == choice.MTP:
+        _predict(engine, draft, model, build_mtp(weights, placement, model))
+    elif draft is not None:
         _speculate(engine, draft, config, cache_dir)
     return engine
 
@@ -70,11 +76,17 @@ def _speculate(engine: Engine, draft: Draft, config: EngineConfig, cache_dir: Pa
     match draft.source:
         case choice.NGRAM:
             engine.speculate(NgramDrafter(), draft.count)
-        case choice.MTP:
-            raise ConfigError(f"{engine.model_name} has no layers that predict further tokens")
         case path:
             drafting = load_engine(path, draft.for_drafter(config, engine.n_ctx), cache_dir=cache_dir)
             engine.speculate(ModelDrafter(drafting, engine), draft.count)
+
+
+def _predict(engine: Engine, draft: Draft, model: Model, mtp: Mtp | None) -> None:
+    """Let `mtp`, of the engine's own model, be its drafter. Raises ConfigError where there is none."""
+    if mtp is None or not isinstance(model, Decoder):
+        raise ConfigError(f"{engine.model_name} has no layers that predict further tokens")
+    drafter = MtpDrafter(mtp, engine.config, engine.fingerprint, engine.tokenizer)
+    engine.speculate(drafter, draft.count, model)
 
 
 def _template(weights: Weights, tokenizer: Tokenizer, chosen: str | None) -> ChatTemplate | None:

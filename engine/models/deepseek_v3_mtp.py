@@ -15,8 +15,8 @@ from engine.models.mla_ffn import SPARSE, load_biased_sigmoid
 from engine.models.mtp import Mtp, MtpLayer
 from engine.models.sizes import FULL
 
-#: More than any release has: each is a whole layer.
-_MAX_DEPTHS = 64
+#: More than any release has. All depths of some tokens are computed in one pass (see `engine.placing`).
+_MAX_DEPTHS = 8
 #: the parts of such a layer that others have not
 _OWN = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 

@@ -18,6 +18,10 @@ from tests.engine.weights.folders import write_tokenizer
 Ask = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+#: Only ids below are chosen: those of bytes. Behind them are some that end a reply.
+ORDINARY = 256
+
+
 @dataclass(frozen=True)
 class Oracle:
     """`trunk` is the library's model. `step` gives what a depth leaves, [n, width], `keys` the values that
@@ -68,7 +72,7 @@ class Oracle:
             depth = min(index, self.num_depths - 1)
             at = torch.arange(1 + depth, 1 + depth + len(states))
             left = self.step(depth, states, torch.tensor(known)[at], at)
-            guesses.append(int(self.head(left[-1]).argmax()))
+            guesses.append(self._likeliest(left[-1:])[0])
             known.append(guesses[-1])
             states = left if depth + 1 < self.num_depths else torch.cat((states, left[-1:]))
         return guesses
@@ -87,7 +91,10 @@ class Oracle:
 
     def _next(self, ids: Sequence[int]) -> list[int]:
         """The likeliest token after each."""
-        tokens: list[int] = self.head(self.hidden(ids)).argmax(-1).tolist()
+        return self._likeliest(self.hidden(ids))
+
+    def _likeliest(self, hidden: torch.Tensor) -> list[int]:
+        tokens: list[int] = self.head(hidden)[:, :ORDINARY].argmax(-1).tolist()
         return tokens
 
 
