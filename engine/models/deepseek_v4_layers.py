@@ -18,6 +18,7 @@ from engine.models.deepseek_v4_config import LayerKind
 from engine.models.hyper import HyperConnection
 from engine.models.layers import RmsNorm
 from engine.models.moe import by_expert
+from engine.parallel.ranks import Ranks
 from engine.rope import Angles, Rotary, turn
 
 
@@ -214,6 +215,7 @@ class Experts:
     shared_gate_up: Linear
     shared_down: Linear
     gated: Gated
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """float32 [tokens, width] to the same; `tokens` are ids."""
@@ -223,7 +225,7 @@ class Experts:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scale
         rows = x.to(self.down.dtype)
         shared = self.shared_down(self.gated(self.shared_gate_up(rows))).float()
-        return by_expert(rows, chosen, weights, self._expert) + shared
+        return self.ranks.total(by_expert(rows, chosen, weights, self._expert) + shared)
 
     def _expert(self, number: int, x: torch.Tensor) -> torch.Tensor:
         return F.linear(self.gated(F.linear(x, self.gate_up[number])), self.down[number])

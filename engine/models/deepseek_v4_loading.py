@@ -29,6 +29,7 @@ from engine.models.deepseek_v4_layers import (
     Gated,
     Indexer,
 )
+from engine.models.hub_experts import inner_columns
 from engine.models.hyper import HyperConnection, HyperHead
 from engine.models.layers import RmsNorm
 from engine.models.loading import Loader
@@ -183,17 +184,20 @@ class DeepSeekV4Loading:
     def _experts(self, layer: int, prefix: str) -> Experts:
         config, width = self._config, self._config.sizes.width
         experts = [f"{prefix}.experts.{number}" for number in range(config.num_experts)]
+        parts = [inner_columns(self._load, self._gate_up(one), self._down(one)) for one in experts]
         shared = f"{prefix}.shared_experts"
+        shared_gate_up, shared_down = inner_columns(self._load, self._gate_up(shared), self._down(shared))
         return Experts(
             router=Linear(self._exact(f"{prefix}.gate.weight", config.num_experts, width)),
             scoring=SCORING[config.scoring],
             choice=self._choice(layer, f"{prefix}.gate"),
             scale=config.expert_scale,
-            gate_up=torch.stack([self._gate_up(one) for one in experts]),
-            down=torch.stack([self._down(one) for one in experts]),
-            shared_gate_up=Linear(self._gate_up(shared)),
-            shared_down=Linear(self._down(shared)),
+            gate_up=torch.stack([gate_up for gate_up, _ in parts]),
+            down=torch.stack([down for _, down in parts]),
+            shared_gate_up=Linear(shared_gate_up),
+            shared_down=Linear(shared_down),
             gated=Gated(config.limit),
+            ranks=self._load.ranks,
         )
 
     def _choice(self, layer: int, prefix: str) -> ByScore | ByToken:

@@ -106,6 +106,8 @@ class Gemma3nReader:
         if fields.flag("altup_correct_scale", True):
             scale = load.exact(f"{prefix}.altup.correct_output_scale", width)
         activation = _activation(self._sparsity[layer])
+        # Gates that are shut by the mean of all of them cannot be divided among ranks.
+        among = load.mirrored if self._sparsity[layer] else load
         return Gemma3nBlock(
             altup=load_altup(load, f"{prefix}.altup", self._active, self.num_streams, width, eps),
             attention_norm=self._norm(f"{prefix}.input_layernorm"),
@@ -113,7 +115,7 @@ class Gemma3nReader:
             attention=load_normed_attention(load, attention, sizes, self._heads, layer, source, kind, eps),
             after_attention_norm=self._norm(f"{prefix}.post_attention_layernorm"),
             ffn_norm=self._norm(f"{prefix}.pre_feedforward_layernorm"),
-            ffn=hub_ffn(load, f"{prefix}.mlp", width, self._inner[layer], activation),
+            ffn=hub_ffn(among, f"{prefix}.mlp", width, self._inner[layer], activation),
             after_ffn_norm=self._norm(f"{prefix}.post_feedforward_layernorm"),
             mix=load_layer_input_mix(load, prefix, width, fields.count("hidden_size_per_layer_input"), eps),
             output_scale=scale,

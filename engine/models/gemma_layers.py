@@ -14,9 +14,10 @@ from engine.models.decoder import Pass
 from engine.models.fields import Fields
 from engine.models.gemma2 import rounded_root
 from engine.models.gemma3 import gelu
-from engine.models.layers import RmsNorm
+from engine.models.layers import Projection, RmsNorm
 from engine.models.loading import Loader
 from engine.models.sizes import Sizes
+from engine.parallel.share import values_of
 from engine.rope import turn
 
 
@@ -31,7 +32,7 @@ class NormedAttention:
     source: int
     kind: str
     project: Linear
-    out: Linear
+    out: Projection
     num_heads: int
     num_kv_heads: int
     q_norm: RmsNorm
@@ -40,11 +41,12 @@ class NormedAttention:
     def __call__(self, x: torch.Tensor, step: Pass) -> torch.Tensor:
         """`x` [tokens, width] in the model's dtype; the same shape comes back."""
         angles, heads, size = step.angles[self.kind], self.num_heads, self.q_norm.weight.numel()
-        rows = self.project(x).view(x.shape[0], -1, size).float()
+        projected = self.project(x)
+        rows = projected.view(x.shape[0], projected.shape[1] // size, size).float()
         q = turn(self.q_norm(rows[:, :heads]), angles).to(x.dtype)
         k = v = None
         if self.k_norm is not None:
-            own, last = rows[:, heads : heads + self.num_kv_heads], rows[:, -self.num_kv_heads :]
+            own, last = rows[:, heads:][:, : self.num_kv_heads], rows[:, rows.shape[1] - self.num_kv_heads :]
             k = turn(self.k_norm(own), angles).to(x.dtype)
             v = F.rms_norm(last, (size,), None, self.k_norm.eps).to(x.dtype)
         return self.out(step.view.attend(self.source, q, k, v, 1.0).reshape(x.shape[0], -1))
@@ -73,13 +75,15 @@ def load_normed_attention(
     own = layer == source
     q_rows, kv_rows = sizes.num_heads * heads.size, heads.num_kv_heads * heads.size
     names = tuple(f"{prefix}.{name}" for name in (projections if own else projections[:1]))
+    mine = load.share.heads(sizes.num_heads, heads.num_kv_heads)
+    keep = mine.joined(heads.size, heads.size)[: len(names)]
     return NormedAttention(
         source=source,
         kind=kind,
-        project=load.linear(names, (q_rows, kv_rows, kv_rows)[: len(names)], sizes.width),
-        out=load.linear((f"{prefix}.o_proj",), (sizes.width,), q_rows),
-        num_heads=sizes.num_heads,
-        num_kv_heads=heads.num_kv_heads,
+        project=load.linear(names, (q_rows, kv_rows, kv_rows)[: len(names)], sizes.width, keep),
+        out=load.summed(f"{prefix}.o_proj", sizes.width, q_rows, values_of(mine.q, heads.size)),
+        num_heads=len(mine.q),
+        num_kv_heads=len(mine.kv),
         q_norm=load.norm(f"{prefix}.q_norm", heads.size, eps),
         k_norm=load.norm(f"{prefix}.k_norm", heads.size, eps) if own else None,
     )

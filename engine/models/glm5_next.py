@@ -29,6 +29,7 @@ from engine.models.layers import LayerNorm
 from engine.models.loading import Loader, hub_head, hub_prefix
 from engine.models.mla import load_latent_attention
 from engine.models.mla_ffn import DENSE, MAX_EXPERTS, load_biased_sigmoid
+from engine.parallel.share import moved, values_of
 from engine.state import Value
 
 _INDEX_EPS = 1e-6
@@ -164,8 +165,9 @@ class _Builder:
             fields.count("moe_intermediate_size"),
         )
         names = [f"{prefix}.experts.{expert}" for expert in range(count)]
+        mine = values_of(load.share.columns(inner), 1)
         pairs = [
-            [load.tensor(f"{name}.{which}_proj.weight", inner, width) for which in ("gate", "up")]
+            [load.tensor(f"{name}.{which}_proj.weight", inner, width)[mine] for which in ("gate", "up")]
             for name in names
         ]
         num_shared = fields.count("n_shared_experts", most=MAX_EXPERTS)
@@ -173,15 +175,19 @@ class _Builder:
             router=Linear(load.exact(f"{prefix}.gate.weight", count, width)),
             law=load_biased_sigmoid(load, fields, prefix),
             gate_up=torch.stack([torch.cat(pair) for pair in pairs]),
-            down=torch.stack([load.tensor(f"{name}.down_proj.weight", width, inner) for name in names]),
+            down=torch.stack(
+                [load.tensor(f"{name}.down_proj.weight", width, inner)[:, mine] for name in names]
+            ),
             shared=self._feed_forward(f"{prefix}.shared_experts", num_shared * inner),
+            ranks=load.ranks,
         )
 
     def _feed_forward(self, prefix: str, inner: int) -> ClampedFeedForward:
         width = self.config.sizes.width
         both = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        mine = values_of(self.load.share.columns(inner), 1)
         return ClampedFeedForward(
-            gate_up=self.load.linear(both, (inner, inner), width),
-            down=self.load.linear((f"{prefix}.down_proj",), (width,), inner),
+            gate_up=self.load.linear(both, (inner, inner), width, (mine, moved(mine, inner))),
+            down=self.load.summed(f"{prefix}.down_proj", width, inner, mine),
             limit=self.config.limit,
         )

@@ -13,10 +13,11 @@ from engine.cache.memory import Chosen, View
 from engine.linear import Linear
 from engine.models.hyper import HyperConnection
 from engine.models.kda import DeltaAttention
-from engine.models.layers import LayerNorm, RmsNorm
+from engine.models.layers import LayerNorm, Projection, RmsNorm
 from engine.models.mla import LatentAttention
 from engine.models.moe import by_expert
 from engine.models.routing import Law
+from engine.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def clamped(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class ClampedFeedForward:
     gate_up: Linear
-    down: Linear
+    down: Projection
     limit: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,11 +94,12 @@ class ClampedMixture:
     gate_up: torch.Tensor
     down: torch.Tensor
     shared: ClampedFeedForward
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [tokens, width] in the model's dtype, to float32."""
         chosen, weights = self.law(self.router(x.float()))
-        return by_expert(x, chosen, weights, self._expert) + self.shared(x).float()
+        return self.ranks.total(by_expert(x, chosen, weights, self._expert)) + self.shared(x).float()
 
     def _expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         inner = clamped(F.linear(rows, self.gate_up[expert]), self.shared.limit)

@@ -15,9 +15,11 @@ from engine.models.blocks import SerialBlock
 from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
-from engine.models.loading import Loader, check_bias, hub_attention, hub_head
+from engine.models.loading import Loader, check_bias, hub_attention, hub_head, own
 from engine.models.moe import by_expert
 from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
+from engine.parallel.ranks import Ranks, once
+from engine.parallel.share import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Routed:
     router: Linear
     experts: ClampedExperts
     num_chosen: int
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         scores, chosen = self.router(x).float().topk(self.num_chosen)
-        return by_expert(x, chosen, scores.softmax(-1), self.experts)
+        return self.ranks.total(by_expert(x, chosen, scores.softmax(-1), self.experts))
 
 
 class GptOss(Decoder):
@@ -96,11 +99,14 @@ def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, kind: str, ep
         router=load.linear((f"{prefix}.mlp.router",), (num_experts,), sizes.width),
         experts=_experts(load, fields, f"{prefix}.mlp.experts", num_experts, sizes.width),
         num_chosen=fields.count("num_experts_per_tok", most=num_experts),
+        ranks=load.ranks,
     )
+    mine = values_of(load.share.heads(sizes.num_heads, sizes.num_kv_heads).q, 1)
+    sinks = load.exact(f"{prefix}.self_attn.sinks", sizes.num_heads)[mine]
     return SerialBlock(
         kind=kind,
         attention_norm=load.norm(f"{prefix}.input_layernorm", sizes.width, eps),
-        attention=replace(attention, sinks=load.exact(f"{prefix}.self_attn.sinks", sizes.num_heads)),
+        attention=replace(attention, sinks=sinks),
         ffn_norm=load.norm(f"{prefix}.post_attention_layernorm", sizes.width, eps),
         ffn=mixture,
     )
@@ -111,12 +117,13 @@ def _experts(load: Loader, fields: Fields, prefix: str, num_experts: int, width:
     gate_up = load.tensor(f"{prefix}.gate_up_proj", num_experts, width, 2 * inner)
     bias = load.tensor(f"{prefix}.gate_up_proj_bias", num_experts, 2 * inner)
     down = load.tensor(f"{prefix}.down_proj", num_experts, inner, width)
+    mine = values_of(load.share.columns(inner), 1)
     # The file has matrices as [inputs, outputs], and outputs of the gate and of up take turns.
     return ClampedExperts(
-        gate_up=torch.cat((gate_up[..., ::2], gate_up[..., 1::2]), -1).transpose(1, 2).contiguous(),
-        gate_up_bias=torch.cat((bias[..., ::2], bias[..., 1::2]), -1),
-        down=down.transpose(1, 2).contiguous(),
-        down_bias=load.tensor(f"{prefix}.down_proj_bias", num_experts, width),
+        gate_up=torch.cat((gate_up[..., ::2][..., mine], gate_up[..., 1::2][..., mine]), -1).mT.contiguous(),
+        gate_up_bias=torch.cat((bias[..., ::2][..., mine], bias[..., 1::2][..., mine]), -1),
+        down=own(down[:, mine].mT),
+        down_bias=once(load.tensor(f"{prefix}.down_proj_bias", num_experts, width), load.share),
         alpha=fields.number("swiglu_alpha", 1.702),
         limit=fields.positive("swiglu_limit", 7.0),
     )

@@ -13,9 +13,10 @@ from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Block, Decoder, Ends
 from engine.models.fields import Fields
+from engine.models.hub_experts import divided_experts
 from engine.models.hub_rope import read_rope
 from engine.models.layers import FeedForward
-from engine.models.loading import Loader, check_bias, hub_attention, hub_head
+from engine.models.loading import Loader, check_bias, gated, hub_attention, hub_head
 from engine.models.moe import Experts
 from engine.models.sizes import FULL, Sizes, read_sizes
 from engine.models.ssm2 import load_gated_ssm2, read_ssm2_sizes
@@ -111,11 +112,8 @@ def _attends(load: Loader, fields: Fields, sizes: Sizes, layer: int, rotary: Rot
 
 def _feeding(load: Loader, fields: Fields, prefix: str, width: int) -> Feeding:
     shared_inner = fields.count("shared_intermediate_size", 1024)
-    shared = FeedForward(
-        gate_up=load.linear((f"{prefix}.shared_mlp.input_linear",), (2 * shared_inner,), width),
-        down=load.linear((f"{prefix}.shared_mlp.output_linear",), (width,), shared_inner),
-        activation=F.silu,
-    )
+    both, down = (f"{prefix}.shared_mlp.input_linear",), f"{prefix}.shared_mlp.output_linear"
+    shared = gated(load, both, down, width, shared_inner, F.silu)
     num_experts = fields.count("num_local_experts", 8, least=0)
     if num_experts == 0:
         return shared
@@ -123,7 +121,8 @@ def _feeding(load: Loader, fields: Fields, prefix: str, width: int) -> Feeding:
     return GraniteMoe(
         router=load.linear((f"{prefix}.router.layer",), (num_experts,), width),
         num_chosen=fields.count("num_experts_per_tok", 2, most=num_experts),
-        experts=Experts(
+        experts=divided_experts(
+            load,
             load.tensor(f"{prefix}.input_linear.weight", num_experts, 2 * inner, width),
             load.tensor(f"{prefix}.output_linear.weight", num_experts, width, inner),
             F.silu,

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from engine.cache.memory import View
-from engine.linear import Linear
 from engine.rope import Angles, turn
 
 Activation = Callable[[torch.Tensor], torch.Tensor]

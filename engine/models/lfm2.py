@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder, Ends, Pass
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope
 from engine.models.layers import Attention, FeedForward, HeadNorm, RmsNorm
-from engine.models.loading import Loader, check_bias, hub_head, hub_prefix, hub_qkv
+from engine.models.loading import Loader, check_bias, gated, hub_head, hub_out, hub_prefix, hub_qkv, local
 from engine.models.sizes import FULL, Sizes, read_layer_types, read_sizes
 
 #: the other word of layer_types, and the name of the point state
@@ -127,14 +127,15 @@ def _ffn_width(fields: Fields) -> int:
 
 
 def _attention(load: Loader, prefix: str, layer: int, sizes: Sizes, eps: float) -> Attention:
-    q_norm = load.exact(f"{prefix}.q_layernorm.weight", sizes.head_size).expand(sizes.num_heads, -1)
-    k_norm = load.exact(f"{prefix}.k_layernorm.weight", sizes.head_size).expand(sizes.num_kv_heads, -1)
+    mine = local(load, sizes)
+    q_norm = load.exact(f"{prefix}.q_layernorm.weight", sizes.head_size).expand(mine.num_heads, -1)
+    k_norm = load.exact(f"{prefix}.k_layernorm.weight", sizes.head_size).expand(mine.num_kv_heads, -1)
     return Attention(
         layer=layer,
         qkv=hub_qkv(load, prefix, sizes),
-        out=load.linear((f"{prefix}.out_proj",), (sizes.width,), sizes.num_heads * sizes.head_size),
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
+        out=hub_out(load, f"{prefix}.out_proj", sizes),
+        num_heads=mine.num_heads,
+        num_kv_heads=mine.num_kv_heads,
         head_size=sizes.head_size,
         head_size_v=sizes.head_size,
         scale=sizes.head_size**-0.5,
@@ -153,8 +154,4 @@ def _gated_conv(load: Loader, fields: Fields, prefix: str, layer: int, width: in
 
 
 def _ffn(load: Loader, prefix: str, width: int, inner: int) -> FeedForward:
-    return FeedForward(
-        gate_up=load.linear((f"{prefix}.w1", f"{prefix}.w3"), (inner, inner), width),
-        down=load.linear((f"{prefix}.w2",), (width,), inner),
-        activation=F.silu,
-    )
+    return gated(load, (f"{prefix}.w1", f"{prefix}.w3"), f"{prefix}.w2", width, inner, F.silu)

@@ -13,9 +13,10 @@ from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Decoder, Ends, Pass, grouped_needs
 from engine.models.fields import Fields
+from engine.models.hub_experts import divided_experts
 from engine.models.hub_rope import read_rope
-from engine.models.layers import FeedForward, RmsNorm
-from engine.models.loading import Loader, check_bias, hub_ffn, hub_head, hub_prefix, hub_qkv
+from engine.models.layers import FeedForward, Projection, RmsNorm
+from engine.models.loading import Loader, check_bias, hub_ffn, hub_head, hub_out, hub_prefix, hub_qkv, local
 from engine.models.moe import Experts
 from engine.models.sizes import CHUNKED, FULL, Sizes, read_layer_types, read_sizes
 from engine.rope import turn
@@ -42,7 +43,7 @@ class Llama4Attention:
 
     layer: int
     qkv: Linear
-    out: Linear
+    out: Projection
     sizes: Sizes
     rope: str | None
     eps: float | None
@@ -184,8 +185,8 @@ class _Reader:
         return Llama4Attention(
             layer=layer,
             qkv=hub_qkv(self._load, prefix, sizes, pairs=sizes.head_size // 2),
-            out=self._load.linear((f"{prefix}.o_proj",), (sizes.width,), sizes.num_heads * sizes.head_size),
-            sizes=sizes,
+            out=hub_out(self._load, f"{prefix}.o_proj", sizes),
+            sizes=local(self._load, sizes),
             rope=ROPE if rope else None,
             eps=self._head_eps if rope else None,
             temperature=None if rope else self._temperature,
@@ -203,6 +204,6 @@ class _Reader:
             router=load.linear((f"{prefix}.router",), (num_experts,), width),
             shared=self._ffn(f"{prefix}.shared_expert", "intermediate_size"),
             # The file has matrices as [inputs, outputs].
-            experts=Experts(gate_up.mT.contiguous(), down.mT.contiguous(), F.silu),
+            experts=divided_experts(load, gate_up.mT, down.mT, F.silu),
             num_chosen=self._fields.count("num_experts_per_tok", 1, most=num_experts),
         )

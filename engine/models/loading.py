@@ -71,10 +71,13 @@ class Loader:
     def summed(self, name: str, rows: int, columns: int, keep: slice) -> Projection:
         """The matrix `name` [rows, columns], without ".weight", of whose columns `keep` are this rank's; what
         it gives is the sum over all ranks."""
-        if self.share.size == 1:
-            return self.linear((name,), (rows,), columns)
         bias = self.tensor(f"{name}.bias", rows) if self.has(f"{name}.bias") else None
-        return Summed(own(self.tensor(f"{name}.weight", rows, columns)[:, keep]), bias, self.ranks)
+        weight = self.tensor(f"{name}.weight", rows, columns)
+        return self.adding(weight if self.share.size == 1 else own(weight[:, keep]), bias)
+
+    def adding(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Projection:
+        """A matrix of which `weight` [rows, some columns] is this rank's; what it gives is the sum."""
+        return Linear(weight, bias) if self.share.size == 1 else Summed(weight, bias, self.ranks)
 
     def _joined(
         self, tensors: Sequence[tuple[str, tuple[int, ...]]], keep: Sequence[slice] | None

@@ -34,6 +34,7 @@ from engine.models.mla_ffn import MAX_EXPERTS
 from engine.models.moe import Experts, by_expert
 from engine.models.routing import BiasedSoftmax, Law
 from engine.models.sizes import FULL, Sizes
+from engine.parallel.ranks import once
 
 _MAX_BLOCKS = 4096
 
@@ -50,10 +51,12 @@ class ZeroComputeMixture:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, width] in the model's dtype to float32 [tokens, width]."""
         chosen, weights = self.law(self.router(x.float()))
-        return by_expert(x, chosen, weights, self._expert)
+        return self.experts.ranks.total(by_expert(x, chosen, weights, self._expert))
 
     def _expert(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        return self.experts.expert(number, rows) if number < self.num_experts else rows
+        if number < self.num_experts:
+            return self.experts.expert(number, rows)
+        return once(rows, self.experts.ranks.share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from engine.models.mla_ffn import DENSE, MAX_EXPERTS, SPARSE, read_groups, read_
 from engine.models.moe import Experts
 from engine.models.routing import BiasedSigmoid
 from engine.models.sizes import FULL, SLIDING, Sizes, read_layer_types, read_sizes
+from engine.parallel.share import values_of
 
 #: bases and the share of a head that turns, where a file says nothing
 _BASES = {FULL: 5_000_000.0, SLIDING: 10_000.0}
@@ -149,17 +150,21 @@ class _Reader:
         check_bias(load, self._fields, f"{prefix}.q_proj", False)
         rows = (sizes.num_heads * sizes.head_size, kv_heads * sizes.head_size, kv_heads * size_v)
         names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+        mine = load.share.heads(sizes.num_heads, kv_heads)
+        columns, sinks = values_of(mine.q, size_v), None
+        if kind == SLIDING:
+            sinks = load.exact(f"{prefix}.attention_sink_bias", sizes.num_heads)[values_of(mine.q, 1)]
         return Attention(
             layer=layer,
-            qkv=load.linear(names, rows, sizes.width),
-            out=load.linear((f"{prefix}.o_proj",), (sizes.width,), sizes.num_heads * size_v),
-            num_heads=sizes.num_heads,
-            num_kv_heads=kv_heads,
+            qkv=load.linear(names, rows, sizes.width, mine.joined(sizes.head_size, size_v)),
+            out=load.summed(f"{prefix}.o_proj", sizes.width, sizes.num_heads * size_v, columns),
+            num_heads=len(mine.q),
+            num_kv_heads=len(mine.kv),
             head_size=sizes.head_size,
             head_size_v=size_v,
             scale=sizes.head_size**-0.5,
             norm=None,
-            sinks=load.exact(f"{prefix}.attention_sink_bias", sizes.num_heads) if kind == SLIDING else None,
+            sinks=sinks,
             value_scale=self._value_scale,
         )
 

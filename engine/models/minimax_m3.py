@@ -9,8 +9,9 @@ from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Decoder, Ends
 from engine.models.fields import Fields
+from engine.models.hub_experts import inner_columns
 from engine.models.layers import HeadNorm, RmsNorm
-from engine.models.loading import Loader
+from engine.models.loading import Loader, hub_out, local, tied_head
 from engine.models.minimax_m3_config import ExpertSizes, MiniMaxM3Config, needs_of, read_config
 from engine.models.minimax_m3_layers import (
     ALL,
@@ -21,6 +22,7 @@ from engine.models.minimax_m3_layers import (
     MiniMaxM3Block,
     Routed,
 )
+from engine.parallel.share import values_of
 
 
 class MiniMaxM3(Decoder):
@@ -63,7 +65,7 @@ class _Loading:
             name = "language_model.lm_head.weight"
             name = name if self._load.has(name) else "lm_head.weight"
             head = self._load.tensor(name, sizes.vocab_size, sizes.width)
-        return Ends(embedding, self._norm("norm"), Linear(head))
+        return Ends(embedding, self._norm("norm"), tied_head(self._load, head))
 
     def block(self, layer: int) -> MiniMaxM3Block:
         prefix = f"layers.{layer}"
@@ -80,19 +82,27 @@ class _Loading:
         sizes = self._config.sizes
         heads, groups, size = sizes.num_heads, sizes.num_kv_heads, sizes.head_size
         rows = {"q": heads * size, "k": groups * size, "v": groups * size}
-        inputs = [self._tensor((n, sizes.width), f"{prefix}.{name}_proj.weight") for name, n in rows.items()]
+        share, mine = self._load.share.heads(heads, groups), local(self._load, sizes)
+        inputs = [
+            self._tensor((n, sizes.width), f"{prefix}.{name}_proj.weight")[keep]
+            for (name, n), keep in zip(rows.items(), share.each(size, size), strict=True)
+        ]
         indexer, sizes_of = None, self._config.indexer
         if self._config.sparse[layer] and sizes_of is not None:
-            for name, n in (("q", groups * sizes_of.size), ("k", sizes_of.size)):
-                inputs.append(self._tensor((n, sizes.width), *_index_names(prefix, f"{name}_proj")))
-            norm = self._head_norm(sizes_of.size, (groups, 1), *(_index_names(prefix, n) for n in _NORMS))
+            q = self._tensor((groups * sizes_of.size, sizes.width), *_index_names(prefix, "q_proj"))
+            inputs.append(q[values_of(share.kv, sizes_of.size)])
+            inputs.append(self._tensor((sizes_of.size, sizes.width), *_index_names(prefix, "k_proj")))
+            counts = (mine.num_kv_heads, 1)
+            norm = self._head_norm(sizes_of.size, counts, *(_index_names(prefix, n) for n in _NORMS))
             indexer = Indexer(norm, sizes_of.law)
         return BlockAttention(
             layer=layer,
             inputs=Linear(torch.cat(inputs)),
-            out=Linear(self._tensor((sizes.width, heads * size), f"{prefix}.o_proj.weight")),
-            sizes=sizes,
-            norm=self._head_norm(size, (heads, groups), *((f"{prefix}.{n}.weight",) for n in _NORMS)),
+            out=hub_out(self._load, self._prefix + f"{prefix}.o_proj", sizes),
+            sizes=mine,
+            norm=self._head_norm(
+                size, (mine.num_heads, mine.num_kv_heads), *((f"{prefix}.{n}.weight",) for n in _NORMS)
+            ),
             indexer=indexer,
         )
 
@@ -111,15 +121,21 @@ class _Loading:
         theirs, ours = f"{prefix}.block_sparse_moe", f"{prefix}.mlp"
         router = self._name(f"{ours}.gate.weight", f"{theirs}.gate.weight")
         bias = self._name(f"{ours}.gate.e_score_correction_bias", f"{theirs}.e_score_correction_bias")
+        gate_up, down = inner_columns(
+            self._load,
+            self._experts(ours, theirs, "gate_up_proj", ("w1", "w3"), experts),
+            self._experts(ours, theirs, "down_proj", ("w2",), experts),
+        )
         return Routed(
             router=Linear(self._load.exact(router, count, width)),
             bias=self._load.exact(bias, count),
-            gate_up=self._experts(ours, theirs, "gate_up_proj", ("w1", "w3"), experts),
-            down=self._experts(ours, theirs, "down_proj", ("w2",), experts),
+            gate_up=gate_up,
+            down=down,
             gate=self._gate,
             shared=self._dense((f"{ours}.shared_experts", f"{theirs}.shared_experts"), experts.shared_inner),
             num_chosen=experts.num_chosen,
             scale=experts.scale,
+            ranks=self._load.ranks,
         )
 
     def _experts(
@@ -148,7 +164,8 @@ class _Loading:
             names = [[f"{prefix}.{part}_proj.weight" for prefix in prefixes] for part in ("gate", "up")]
             gate_up = torch.cat([self._tensor((inner, width), *some) for some in names])
         down = self._tensor((width, inner), *(f"{prefix}.down_proj.weight" for prefix in prefixes))
-        return Dense(Linear(gate_up), Linear(down), self._gate, self._dtype)
+        gate_up, down = inner_columns(self._load, gate_up, down)
+        return Dense(Linear(gate_up), self._load.adding(down), self._gate, self._dtype)
 
     # -- tensors -----------------------------------------------------------------------------------
 

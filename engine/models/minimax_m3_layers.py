@@ -11,9 +11,10 @@ from engine.cache.msa import BlockLaw, choose_tokens
 from engine.cache.table import INDEX
 from engine.linear import Linear
 from engine.models.decoder import Pass
-from engine.models.layers import HeadNorm, RmsNorm
+from engine.models.layers import HeadNorm, Projection, RmsNorm
 from engine.models.moe import by_expert
 from engine.models.sizes import Sizes
+from engine.parallel.ranks import Ranks
 from engine.rope import turn
 
 #: the kind of every layer, for its angles
@@ -35,7 +36,7 @@ class BlockAttention:
 
     layer: int
     inputs: Linear
-    out: Linear
+    out: Projection
     sizes: Sizes
     norm: HeadNorm
     indexer: Indexer | None
@@ -61,6 +62,8 @@ class BlockAttention:
         qk = indexer.norm(flat.view(len(flat), groups + 1, -1).float())
         q, k = torch.split(turn(qk, step.angles[ALL]).to(flat.dtype), [groups, 1], 1)
         view.append(INDEX, self.layer, k)
+        if not groups:  # a rank without heads
+            return []
         q = view.into_basis(INDEX, self.layer, q)
         chosen = []
         for segment in view.segments:
@@ -88,7 +91,7 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Dense:
     gate_up: Linear
-    down: Linear
+    down: Projection
     gate: Gate
     dtype: torch.dtype
 
@@ -110,6 +113,7 @@ class Routed:
     shared: Dense
     num_chosen: int
     scale: float
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As `Dense`."""
@@ -117,7 +121,8 @@ class Routed:
         chosen = (scores + self.bias).topk(self.num_chosen).indices
         weights = scores.gather(1, chosen)
         weights = weights / weights.sum(-1, keepdim=True) * self.scale
-        return by_expert(x.to(self.down.dtype), chosen, weights, self._expert) + self.shared(x)
+        found = by_expert(x.to(self.down.dtype), chosen, weights, self._expert)
+        return self.ranks.total(found) + self.shared(x)
 
     def _expert(self, number: int, x: torch.Tensor) -> torch.Tensor:
         return F.linear(self.gate(F.linear(x, self.gate_up[number])), self.down[number])

@@ -7,7 +7,7 @@ output, so that attention reads the latents themselves, as keys of all heads and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,8 +16,9 @@ from engine.errors import WeightsRefused
 from engine.linear import Linear
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope, rope_section, rope_type, yarn_magnitude
-from engine.models.layers import RmsNorm
+from engine.models.layers import Projection, RmsNorm
 from engine.models.loading import Loader, halves_of_pairs
+from engine.parallel.share import values_of
 from engine.rope import Angles, Rotary, turn
 
 
@@ -111,7 +112,7 @@ class LatentAttention:
     k_up: torch.Tensor
     v_up: torch.Tensor
     gate: Linear | None
-    out: Linear
+    out: Projection
 
     def lower(self, x: torch.Tensor, angles: Angles | None) -> Lowered:
         """`x` [tokens, width] in the model's dtype. No angles: no positions."""
@@ -176,7 +177,11 @@ def load_latent_attention(
     gains: Gains = Gains(),
 ) -> LatentAttention:
     """The tensors of `prefix` under the hub's names; `eps` is that of the latents' norms. The norm of
-    keys, the gate, and biases of the matrices that read x and of the last are where the file has them."""
+    keys, the gate, and biases of the matrices that read x and of the last are where the file has them.
+
+    Ranks share the heads, and each has all of the latents: a rank has the rows that all the heads read.
+    """
+    mine = load.share.of(sizes.num_heads)
     if load.has(f"{prefix}.o_proj.bias") != load.has(f"{prefix}.kv_a_proj_with_mqa.bias"):
         raise WeightsRefused(f"the model has a bias of one of {prefix}.o_proj and kv_a_proj_with_mqa alone")
     norm_q, up_q = None, None
@@ -184,19 +189,20 @@ def load_latent_attention(
     if sizes.q_rank is not None:
         q_name = f"{prefix}.q_a_proj"
         norm_q = _norm(load, f"{prefix}.q_a_layernorm", sizes.q_rank, eps, gains.q)
-        up_q = Linear(_q_in_halves(load.tensor(f"{prefix}.q_b_proj.weight", *_q_shape(sizes)), sizes))
-    k_up, v_up = _key_and_value(load, prefix, sizes)
+        q_rows = load.tensor(f"{prefix}.q_b_proj.weight", *_q_shape(sizes))
+        up_q = Linear(_q_in_halves(q_rows[values_of(mine, sizes.head)], sizes))
+    k_up, v_up = _key_and_value(load, prefix, sizes, mine)
     norm_k = gate = None
     if load.has(f"{prefix}.k_rope_only_layernorm.weight"):
         weight = load.exact(f"{prefix}.k_rope_only_layernorm.weight", sizes.rope)
         norm_k = RmsNorm(_row_in_halves(weight, sizes, 0), eps)
     if load.has(f"{prefix}.g_proj.weight"):
-        gate = load.linear((f"{prefix}.g_proj",), (sizes.num_heads,), sizes.width)
+        gate = load.linear((f"{prefix}.g_proj",), (sizes.num_heads,), sizes.width, (values_of(mine, 1),))
     return LatentAttention(
         layer=layer,
-        sizes=sizes,
+        sizes=replace(sizes, num_heads=len(mine)),
         scale=scale,
-        down=_down(load, q_name, f"{prefix}.kv_a_proj_with_mqa", sizes),
+        down=_down(load, q_name, f"{prefix}.kv_a_proj_with_mqa", sizes, mine),
         q_norm=norm_q,
         q_up=up_q,
         kv_norm=_norm(load, f"{prefix}.kv_a_layernorm", sizes.kv_rank, eps, gains.kv),
@@ -204,7 +210,9 @@ def load_latent_attention(
         k_up=k_up,
         v_up=v_up,
         gate=gate,
-        out=load.linear((f"{prefix}.o_proj",), (sizes.width,), sizes.num_heads * sizes.value),
+        out=load.summed(
+            f"{prefix}.o_proj", sizes.width, sizes.num_heads * sizes.value, values_of(mine, sizes.value)
+        ),
     )
 
 
@@ -217,18 +225,18 @@ def _q_shape(sizes: LatentSizes) -> tuple[int, int]:
     return sizes.num_heads * sizes.head, sizes.width if sizes.q_rank is None else sizes.q_rank
 
 
-def _down(load: Loader, q_name: str, kv_name: str, sizes: LatentSizes) -> Linear:
-    """The matrices that read x, as one."""
+def _down(load: Loader, q_name: str, kv_name: str, sizes: LatentSizes, mine: range) -> Linear:
+    """The matrices that read x, as one; of heads that come straight from x those that are `mine`."""
     q_rows = sizes.num_heads * sizes.head if sizes.q_rank is None else sizes.q_rank
     q = load.tensor(f"{q_name}.weight", q_rows, sizes.width)
     if sizes.q_rank is None:
-        q = _q_in_halves(q, sizes)
+        q = _q_in_halves(q[values_of(mine, sizes.head)], sizes)
     kv = load.tensor(f"{kv_name}.weight", sizes.row, sizes.width)
     weight = torch.cat((q, _row_in_halves(kv, sizes, sizes.kv_rank)))
     if not load.has(f"{kv_name}.bias"):
         return Linear(weight)
     # Heads that come straight from x have no bias, though the row has one.
-    q_bias = q.new_zeros(q_rows) if sizes.q_rank is None else load.tensor(f"{q_name}.bias", q_rows)
+    q_bias = q.new_zeros(len(q)) if sizes.q_rank is None else load.tensor(f"{q_name}.bias", q_rows)
     bias = load.tensor(f"{kv_name}.bias", sizes.row)
     return Linear(weight, torch.cat((q_bias, _row_in_halves(bias, sizes, sizes.kv_rank))))
 
@@ -241,11 +249,14 @@ def _row_in_halves(rows: torch.Tensor, sizes: LatentSizes, start: int) -> torch.
     return halves_of_pairs(rows, start + sizes.rope, sizes.rope, start) if sizes.pairs else rows
 
 
-def _key_and_value(load: Loader, prefix: str, sizes: LatentSizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """[heads, nope, kv_rank] and [heads, kv_rank, value] of the matrix that would make both of a latent."""
+def _key_and_value(
+    load: Loader, prefix: str, sizes: LatentSizes, mine: range
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[heads, nope, kv_rank] and [heads, kv_rank, value] of the matrix that would make both of a latent, of
+    the heads that are `mine`."""
     rows = sizes.num_heads * (sizes.nope + sizes.value)
     both = load.tensor(f"{prefix}.kv_b_proj.weight", rows, sizes.kv_rank).view(
         sizes.num_heads, -1, sizes.kv_rank
     )
-    k, v = torch.split(both, [sizes.nope, sizes.value], 1)
+    k, v = torch.split(both[mine.start : mine.stop], [sizes.nope, sizes.value], 1)
     return k.contiguous(), v.transpose(1, 2).contiguous()

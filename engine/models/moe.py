@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.models.layers import Activation
+from engine.parallel.ranks import ALONE, Ranks
 from engine.shapes import shapes_are_fixed
 
 
@@ -15,20 +16,23 @@ class Experts:
     """Gated feed-forward experts.
 
     `gate_up` [experts, 2 * inner, width] holds the gate's rows, then those of up; `down` is [experts, width,
-    inner].
+    inner]. Where `ranks` share the inner columns each has some of them, and outputs are totals.
     """
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
+    def __init__(
+        self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation, ranks: Ranks = ALONE
+    ) -> None:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
+        self.ranks = ranks
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """See `by_expert`."""
-        return by_expert(x, chosen, weights, self.expert)
+        return self.ranks.total(by_expert(x, chosen, weights, self.expert))
 
     def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        """What one of them makes of `rows` [n, width] in the model's dtype."""
+        """What one of them makes of `rows` [n, width] in the model's dtype; of a total one term."""
         gate, up = F.linear(rows, self._gate_up[expert]).chunk(2, -1)
         return F.linear(self._activation(gate) * up, self._down[expert])
 

@@ -17,6 +17,7 @@ from engine.linear import Linear
 from engine.models.base import Placement, WeightSource
 from engine.models.decoder import Block, Decoder, Ends
 from engine.models.fields import Fields
+from engine.models.layers import Projection
 from engine.models.loading import Loader, check_bias, hub_attention, hub_head
 from engine.models.mla_ffn import load_biased_sigmoid
 from engine.models.moe import by_expert
@@ -24,6 +25,8 @@ from engine.models.routing import Law
 from engine.models.sizes import Sizes
 from engine.models.ssm2 import GatedNorm, Ssm2Mixer, Ssm2Names, Ssm2Sizes, load_ssm2, read_ssm2_sizes
 from engine.models.ssm_block import Attends, FeedingBlock, MixingBlock, needs_of
+from engine.parallel.ranks import Ranks
+from engine.parallel.share import values_of
 
 _NAMES = Ssm2Names("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 #: A layer's kind by its letter in hybrid_override_pattern, and by its words in layers_block_type.
@@ -43,7 +46,7 @@ class SquaredFeedForward:
     """down(ReLU(up x)^2)."""
 
     up: Linear
-    down: Linear
+    down: Projection
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.relu(self.up(x)).square())
@@ -78,12 +81,14 @@ class NemotronMoe:
     experts: SquaredExperts
     latent: Latent | None
     shared: SquaredFeedForward
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         chosen, weights = self.law(self.router(x.float()))
         if self.latent is None:
-            return by_expert(x, chosen, weights, self.experts) + self.shared(x).float()
-        found = by_expert(self.latent.into(x), chosen, weights, self.experts)
+            found = self.ranks.total(by_expert(x, chosen, weights, self.experts))
+            return found + self.shared(x).float()
+        found = self.ranks.total(by_expert(self.latent.into(x), chosen, weights, self.experts))
         return self.latent.out(found.to(x.dtype)).float() + self.shared(x).float()
 
 
@@ -178,9 +183,10 @@ def _attends(load: Loader, fields: Fields, sizes: Sizes, layer: int) -> Attends:
 
 def _ffn(load: Loader, fields: Fields, prefix: str, width: int, inner: int) -> SquaredFeedForward:
     check_bias(load, fields, f"{prefix}.up_proj", False, "mlp_bias")
+    mine = values_of(load.share.columns(inner), 1)
     return SquaredFeedForward(
-        up=load.linear((f"{prefix}.up_proj",), (inner,), width),
-        down=load.linear((f"{prefix}.down_proj",), (width,), inner),
+        up=load.linear((f"{prefix}.up_proj",), (inner,), width, (mine,)),
+        down=load.summed(f"{prefix}.down_proj", width, inner, mine),
     )
 
 
@@ -195,12 +201,15 @@ def _moe(load: Loader, fields: Fields, prefix: str, width: int) -> NemotronMoe:
             out=load.linear((f"{prefix}.fc2_latent_proj",), (width,), narrow),
         )
     names = [f"{prefix}.experts.{expert}" for expert in range(count)]
+    mine = values_of(load.share.columns(inner), 1)
     return NemotronMoe(
         router=Linear(load.exact(f"{prefix}.gate.weight", count, width)),
         law=load_biased_sigmoid(load, fields, prefix),
         experts=SquaredExperts(
-            up=torch.stack([load.tensor(f"{name}.up_proj.weight", inner, narrow) for name in names]),
-            down=torch.stack([load.tensor(f"{name}.down_proj.weight", narrow, inner) for name in names]),
+            up=torch.stack([load.tensor(f"{name}.up_proj.weight", inner, narrow)[mine] for name in names]),
+            down=torch.stack(
+                [load.tensor(f"{name}.down_proj.weight", narrow, inner)[:, mine] for name in names]
+            ),
         ),
         latent=latent,
         shared=_ffn(
@@ -210,4 +219,5 @@ def _moe(load: Loader, fields: Fields, prefix: str, width: int) -> NemotronMoe:
             width,
             fields.count("moe_shared_expert_intermediate_size"),
         ),
+        ranks=load.ranks,
     )

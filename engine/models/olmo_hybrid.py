@@ -28,7 +28,7 @@ _DELTA_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class WideNormAttention:
-    """Grouped-query attention, with norms over all heads of q and of k together."""
+    """Grouped-query attention, with norms over all heads of q and of k together: every rank has them all."""
 
     layer: int
     qkv: Linear
@@ -97,7 +97,7 @@ class OlmoHybrid(Decoder):
             name, size = f"model.layers.{layer}", sizes.head_size
             ffn = hub_ffn(load, f"{name}.mlp", sizes.width, fields.count("intermediate_size"), F.silu)
             if kind == FULL:
-                parts += keys_and_values(layer, sizes.num_kv_heads, size, size, rotary)
+                parts += keys_and_values(layer, sizes.num_kv_heads, size, size, rotary, split=False)
                 blocks.append(_attention_block(load, name, layer, sizes, ffn, eps))
             else:
                 parts += deltas.parts(layer)
@@ -147,7 +147,7 @@ def _attention_block(
     return AttentionBlock(
         attention=WideNormAttention(
             layer=layer,
-            qkv=hub_qkv(load, f"{prefix}.self_attn", sizes),
+            qkv=hub_qkv(load.mirrored, f"{prefix}.self_attn", sizes),
             out=load.linear((f"{prefix}.self_attn.o_proj",), (sizes.width,), q_width),
             q_norm=load.norm(f"{prefix}.self_attn.q_norm", q_width, eps),
             k_norm=load.norm(f"{prefix}.self_attn.k_norm", kv_width, eps),

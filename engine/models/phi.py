@@ -15,9 +15,10 @@ from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.gemma3 import gelu
 from engine.models.hub_rope import read_rope
-from engine.models.layers import Attention, LayerNorm
-from engine.models.loading import Loader, hub_qkv
+from engine.models.layers import Attention, LayerNorm, Projection
+from engine.models.loading import Loader, hub_out, hub_qkv, local, output_matrix
 from engine.models.sizes import FULL, Sizes, read_sizes
+from engine.parallel.share import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class PlainFeedForward:
     """down(gelu(up x))."""
 
     up: Linear
-    down: Linear
+    down: Projection
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(gelu(self.up(x)))
@@ -63,7 +64,7 @@ class Phi(Decoder):
             ends=Ends(
                 load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width),
                 _norm(load, fields, "model.final_layernorm", sizes.width),
-                load.linear(("lm_head",), (sizes.vocab_size,), sizes.width),
+                output_matrix(load, "lm_head", sizes.vocab_size, sizes.width),
             ),
             blocks=blocks,
         )
@@ -71,20 +72,22 @@ class Phi(Decoder):
 
 def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int) -> ParallelBlock:
     width, inner, prefix = sizes.width, fields.count("intermediate_size"), f"model.layers.{layer}"
+    mine = local(load, sizes)
     attention = Attention(
         layer=layer,
         qkv=hub_qkv(load, f"{prefix}.self_attn", sizes),
-        out=load.linear((f"{prefix}.self_attn.dense",), (width,), sizes.num_heads * sizes.head_size),
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
+        out=hub_out(load, f"{prefix}.self_attn.dense", sizes),
+        num_heads=mine.num_heads,
+        num_kv_heads=mine.num_kv_heads,
         head_size=sizes.head_size,
         head_size_v=sizes.head_size,
         scale=sizes.head_size**-0.5,
-        norm=_head_norm(load, fields, sizes, f"{prefix}.self_attn"),
+        norm=_head_norm(load, fields, mine, f"{prefix}.self_attn"),
     )
+    columns = values_of(load.share.columns(inner), 1)
     ffn = PlainFeedForward(
-        up=load.linear((f"{prefix}.mlp.fc1",), (inner,), width),
-        down=load.linear((f"{prefix}.mlp.fc2",), (width,), inner),
+        up=load.linear((f"{prefix}.mlp.fc1",), (inner,), width, (columns,)),
+        down=load.summed(f"{prefix}.mlp.fc2", width, inner, columns),
     )
     return ParallelBlock(FULL, _norm(load, fields, f"{prefix}.input_layernorm", width), attention, ffn)
 

@@ -11,8 +11,8 @@ from engine.models.blocks import SerialBlock
 from engine.models.decoder import Decoder, Ends, grouped_needs
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope, rope_section, rope_type
-from engine.models.layers import Attention, FeedForward
-from engine.models.loading import Loader, hub_head
+from engine.models.layers import Attention
+from engine.models.loading import Loader, gated, hub_head, hub_out
 from engine.models.sizes import FULL, Sizes, read_sizes
 
 
@@ -49,22 +49,22 @@ class Phi3(Decoder):
 def _block(load: Loader, fields: Fields, sizes: Sizes, layer: int, eps: float) -> SerialBlock:
     width, inner, prefix = sizes.width, fields.count("intermediate_size"), f"model.layers.{layer}"
     q_rows, kv_rows = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+    mine, size = load.share.heads(sizes.num_heads, sizes.num_kv_heads), sizes.head_size
     attention = Attention(
         layer=layer,
-        qkv=load.linear((f"{prefix}.self_attn.qkv_proj",), (q_rows + 2 * kv_rows,), width),
-        out=load.linear((f"{prefix}.self_attn.o_proj",), (width,), q_rows),
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
+        qkv=load.linear(
+            (f"{prefix}.self_attn.qkv_proj",), (q_rows + 2 * kv_rows,), width, mine.joined(size, size)
+        ),
+        out=hub_out(load, f"{prefix}.self_attn.o_proj", sizes),
+        num_heads=len(mine.q),
+        num_kv_heads=len(mine.kv),
         head_size=sizes.head_size,
         head_size_v=sizes.head_size,
         scale=sizes.head_size**-0.5,
         norm=None,
     )
-    ffn = FeedForward(
-        gate_up=load.linear((f"{prefix}.mlp.gate_up_proj",), (2 * inner,), width),
-        down=load.linear((f"{prefix}.mlp.down_proj",), (width,), inner),
-        activation=F.silu,
-    )
+    both, down = (f"{prefix}.mlp.gate_up_proj",), f"{prefix}.mlp.down_proj"
+    ffn = gated(load, both, down, width, inner, F.silu)
     return SerialBlock(
         kind=FULL,
         attention_norm=load.norm(f"{prefix}.input_layernorm", width, eps),

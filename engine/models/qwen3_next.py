@@ -18,8 +18,8 @@ from engine.models.fields import Fields
 from engine.models.gdn import DeltaNet, DeltaSizes, read_delta_sizes
 from engine.models.hub_experts import hub_experts
 from engine.models.hub_rope import read_rope
-from engine.models.layers import FeedForward, HeadNorm, RmsNorm
-from engine.models.loading import Loader, hub_ffn, hub_head, hub_prefix
+from engine.models.layers import FeedForward, HeadNorm, Projection, RmsNorm
+from engine.models.loading import Loader, hub_ffn, hub_head, hub_out, hub_prefix, local
 from engine.models.moe import Experts
 from engine.models.sizes import FULL, Sizes, read_layer_types, read_sizes
 from engine.rope import Angles, turn
@@ -35,7 +35,7 @@ class GatedAttention:
 
     layer: int
     inputs: Linear
-    out: Linear
+    out: Projection
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -184,14 +184,16 @@ def load_gated_attention(load: Loader, prefix: str, layer: int, sizes: Sizes, ep
     k = load.tensor(f"{prefix}.k_proj.weight", kv_heads * size, width)
     v = load.tensor(f"{prefix}.v_proj.weight", kv_heads * size, width)
     q, gate = both[:, 0].reshape(-1, width), both[:, 1].reshape(-1, width)
-    q_norm = centred_norm(load, f"{prefix}.q_norm", size, eps).weight.expand(heads, -1)
-    k_norm = centred_norm(load, f"{prefix}.k_norm", size, eps).weight.expand(kv_heads, -1)
+    mine = local(load, sizes)
+    q_rows, kv_rows, _ = load.share.heads(heads, kv_heads).each(size, size)
+    q_norm = centred_norm(load, f"{prefix}.q_norm", size, eps).weight.expand(mine.num_heads, -1)
+    k_norm = centred_norm(load, f"{prefix}.k_norm", size, eps).weight.expand(mine.num_kv_heads, -1)
     return GatedAttention(
         layer=layer,
-        inputs=Linear(torch.cat((q, k, v, gate))),
-        out=load.linear((f"{prefix}.o_proj",), (width,), heads * size),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        inputs=Linear(torch.cat((q[q_rows], k[kv_rows], v[kv_rows], gate[q_rows]))),
+        out=hub_out(load, f"{prefix}.o_proj", sizes),
+        num_heads=mine.num_heads,
+        num_kv_heads=mine.num_kv_heads,
         head_size=size,
         norm=HeadNorm(torch.cat((q_norm, k_norm)), eps),
     )

@@ -61,7 +61,8 @@ class Zamba2(Decoder):
         parts: list[PartNeed] = []
         for layer in range(sizes.num_layers):
             if layer in places:
-                parts += keys_and_values(layer, sizes.num_kv_heads, sizes.head_size, sizes.head_size, rotary)
+                heads, size = sizes.num_kv_heads, sizes.head_size
+                parts += keys_and_values(layer, heads, size, size, rotary, split=False)
             parts += inner.parts(layer)
         embedding = load.tensor("model.embed_tokens.weight", sizes.vocab_size, sizes.width)
         eps = fields.positive("rms_norm_eps", 1e-5)

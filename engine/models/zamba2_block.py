@@ -41,7 +41,8 @@ class Adapted:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """A transformer block at one of its places. It adds nothing to a stream; `out` is the place's own."""
+    """A transformer block at one of its places. It adds nothing to a stream; `out` is the place's own. Every
+    rank has all of it: adapters of a place would have to be divided as the matrices are that they adapt."""
 
     norm: RmsNorm
     attention: Attention
@@ -91,7 +92,7 @@ def _load_shared(load: Loader, fields: Fields, sizes: Sizes, layer: int, eps: fl
     return Shared(
         prefix=prefix,
         norm=load.norm(f"{prefix}.input_layernorm", 2 * width, eps),
-        qkv=hub_qkv(load, f"{prefix}.self_attn", replace(sizes, width=2 * width)),
+        qkv=hub_qkv(load.mirrored, f"{prefix}.self_attn", replace(sizes, width=2 * width)),
         attended=load.linear((f"{prefix}.self_attn.o_proj",), (width,), sizes.num_heads * sizes.head_size),
         ffn_norm=load.norm(f"{prefix}.pre_ff_layernorm", width, eps),
         gate_up=load.linear((f"{prefix}.feed_forward.gate_up_proj",), (2 * inner,), width),
