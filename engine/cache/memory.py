@@ -149,8 +149,8 @@ class MemorySpec:
     `full_windows` keeps window rows as long as full ones, so that they can be rewound and shifted.
     `keep_tail` tokens at the end of each sequence of a batch are computed in one pass, where sequences
     are computed side by side. `checkpoint_bytes` bounds the point state kept beside the live one.
-    `rollback` is how many steps back into its last batch a sequence keeps its point state: so many times the
-    bytes of the live ones, beside the checkpoints. Tails are at least that long then, where they fit.
+    `rollback` is how many steps back into its last batch a sequence keeps its point state, which takes up to
+    `rollback` + 1 times the bytes of the live one. Tails are at least that long then, where they fit.
     `deterministic` cuts batches so that no row depends on those beside it: one token a pass where there is
     point state, and else passes with a place for every token.
     """
