@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cli.drafting import told_drafting
 from cli.files import named_file, replacing
 from cli.lines import Lines
 from cli.options import SamplingOptions
 from cli.output import Output, one_line, size
 from cli.reply import Interrupts, show, tell_ending
 from cli.restored import tell_restored, tell_reused
-from engine.errors import TenutoError, UsageError
+from engine.errors import RankLost, TenutoError, UsageError
 
 if TYPE_CHECKING:
     from engine.reply import Piece
@@ -103,6 +104,8 @@ class Repl:
                 self._commands[word](rest.strip())
             else:
                 raise UsageError(f"there is no {word}; /help lists what there is")
+        except RankLost:  # nothing more can be said; what was saved stays
+            raise
         except TenutoError as error:
             self._out.warn(f"tenuto: {one_line(str(error))}")
         except KeyboardInterrupt:  # a second Ctrl-C leaves at once, but not without what was said
@@ -256,6 +259,9 @@ class Repl:
                 + (f", kept as {', '.join(info.pins)}" if info.pins else "")
             )
         self._out.text(f"seed {self._sampler.seed}, temperature {self._sampler.temperature:g}")
+        drafting = told_drafting(self._engine)
+        if drafting is not None:
+            self._out.text(drafting)
 
     def _help(self, _: str) -> None:
         self._out.text(HELP)

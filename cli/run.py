@@ -7,6 +7,7 @@ import time
 
 import click
 
+from cli.drafting import drafting_data
 from cli.loading import load
 from cli.options import EngineOptions, SamplingOptions, engine_options, sampling_options, with_output
 from cli.output import Output
@@ -71,5 +72,6 @@ def _answer(
                 "tokens": reply.num_tokens,
                 "prompt_seconds": read,
                 "seconds": time.perf_counter() - started,
+                "drafting": drafting_data(engine),
             }
         )

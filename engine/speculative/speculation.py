@@ -37,6 +37,11 @@ class Figures:
         self.accepted += step.accepted
         self.replayed += step.replayed
 
+    @property
+    def tokens_per_step(self) -> float:
+        """Of the steps in which something was guessed; 1 is what there is without guesses."""
+        return self.tokens / self.steps if self.steps else 1.0
+
 
 class Speculation:
     """`most` guesses at a time are asked of `drafter`."""
