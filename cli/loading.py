@@ -27,10 +27,12 @@ _INHERITED = ("type_k", "type_v")
 def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engine:
     """The engine for `options`; what they leave open is taken from the session, if there is one.
 
-    Raises ModelNotFound, DownloadFailed, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing.
+    Raises ModelNotFound, DownloadFailed, UnknownArchitecture, WeightsRefused, ConfigError, DeviceMissing,
+    RankLost.
     """
     from engine.config import EngineConfig
     from engine.loader import load_engine
+    from engine.parallel.world import World
 
     known = KnownModels(cache_folder() / "known-models.json")
     model, template = options.model, options.chat_template
@@ -43,12 +45,16 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
             template = known.template(manifest.template)
         config = {**{key: meaning[key] for key in _INHERITED if key in meaning}, **config}
     model = model or DEFAULT_MODEL
+    world = World.of(os.environ)
+    if world is not None:
+        config = {"tp": world.size, **config}
     engine = load_engine(
         locate(model, out),
         EngineConfig.from_mapping(config),
         template,
         cache_folder() / "tokenizers",
         _draft(options, out),
+        world,
     )
     known.remember(
         str(engine.fingerprint.meaning.get("weights")),

@@ -35,6 +35,7 @@ from cli.run import run
 from cli.save import save
 from cli.show import show
 from engine.errors import TenutoError
+from engine.parallel.world import World
 
 #: Beside those of the error classes (engine/errors.py).
 INTERRUPTED = 130
@@ -126,9 +127,19 @@ def _fail(error: Exception, text: str, code: int, flags: Flags) -> int:
 
 def main() -> None:
     _settle_streams()
+    world = World.of(os.environ)
+    if world is not None and world.rank > 0:
+        sys.exit(_follow(world))
     code = execute(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; libraries would answer with a traceback
     sys.exit(_flushed(code))
+
+
+def _follow(world: World) -> int:
+    """One of torchrun's processes: the first has the command line, the terminal and the store."""
+    from engine.parallel.follower import follow_torchrun
+
+    return follow_torchrun(world)
 
 
 def _settle_streams() -> None:
@@ -155,3 +166,7 @@ def _flushed(code: int) -> int:
         )  # or Python tries once more, and complains
         return code if broken or code else TenutoError.exit_code
     return code
+
+
+if __name__ == "__main__":
+    main()

@@ -122,6 +122,7 @@ _ENGINE_KEYS: Mapping[str, str] = {
     "n_keep": "n_keep",
     "n_discard": "n_discard",
     "full_windows": "full_windows",
+    "tp": "tp",
 }
 
 
@@ -174,6 +175,12 @@ def engine_options(function: Command) -> Command:
             "--full-windows/--small-windows",
             default=None,
             help="Keep whole caches in sliding-window layers, so that every position can be resumed.",
+        ),
+        click.option(
+            "--tp",
+            type=click.IntRange(min=1),
+            help="Processes that share the model and the machine's threads (1; under torchrun as many as it"
+            " starts).",
         ),
         click.option(
             "--draft",

@@ -77,7 +77,8 @@ def _speculate(engine: Engine, draft: Draft, config: EngineConfig, cache_dir: Pa
         case choice.NGRAM:
             engine.speculate(NgramDrafter(), draft.count)
         case path:
-            drafting = load_engine(path, draft.for_drafter(config, engine.n_ctx), cache_dir=cache_dir)
+            whole = replace(config, tp=1, threads=engine.config.threads)
+            drafting = load_engine(path, draft.for_drafter(whole, engine.n_ctx), cache_dir=cache_dir)
             engine.speculate(ModelDrafter(drafting, engine), draft.count)
 
 

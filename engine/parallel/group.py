@@ -91,8 +91,9 @@ class DistGroup:
                 store=store,
                 rank=share.rank,
                 world_size=share.size,
-                timeout=patience,
+                timeout=JOINING,
             )
+            self._passes = dist.new_group(backend=backend, timeout=patience)
             self._words = dist.new_group(backend="gloo", timeout=_FOREVER)
 
     @property
@@ -105,7 +106,8 @@ class DistGroup:
         terms = [torch.empty_like(x) for _ in range(self._share.size)]
         with self._watching():
             # Bytes, whatever they mean: gloo need not know the dtype.
-            dist.all_gather([term.view(torch.uint8) for term in terms], x.view(torch.uint8))
+            bytes_of = [term.view(torch.uint8) for term in terms]
+            dist.all_gather(bytes_of, x.view(torch.uint8), group=self._passes)
         self.num_totals += 1
         out = terms[0].float()
         for term in terms[1:]:
@@ -139,14 +141,14 @@ class DistGroup:
         """See `Group.give`."""
         if tensor.numel():
             with self._watching():
-                dist.send(tensor.cpu().contiguous(), rank)
+                dist.send(tensor.cpu().contiguous(), rank, group=self._passes)
 
     def take(self, shape: tuple[int, ...], rank: int) -> torch.Tensor:
         """See `Group.take`."""
         taken = torch.empty(shape, dtype=torch.uint8)
         if taken.numel():
             with self._watching():
-                dist.recv(taken, rank)
+                dist.recv(taken, rank, group=self._passes)
         return taken
 
     def meet(self) -> None:
