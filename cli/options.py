@@ -122,6 +122,7 @@ _ENGINE_KEYS: Mapping[str, str] = {
     "n_keep": "n_keep",
     "n_discard": "n_discard",
     "full_windows": "full_windows",
+    "deterministic": "deterministic",
     "tp": "tp",
 }
 
@@ -175,6 +176,11 @@ def engine_options(function: Command) -> Command:
             "--full-windows/--small-windows",
             default=None,
             help="Keep whole caches in sliding-window layers, so that every position can be resumed.",
+        ),
+        click.option(
+            "--deterministic/--no-deterministic",
+            default=None,
+            help="The same bits whatever shares a batch, so that drafts change nothing at all; reads slower.",
         ),
         click.option(
             "--tp",
