@@ -350,6 +350,8 @@ PART: list[Any] = ["k", "token", 0, "f32", [4], 1, None]
         ({"length": 0}, Corrupt),
         ({"length": 301}, Corrupt),
         ({"length": 300}, Corrupt),  # its chunks cover fewer
+        ({"length": 0, "chunks": [], "checkpoints": []}, Corrupt),
+        ({"length": 301, "chunks": [[0, 256, []], [256, 512, []]]}, Corrupt),  # of 300 tokens
         ({"length": -1}, Corrupt),
         ({"length": 2**24 + 1}, LimitExceeded),
         ({"length": ...}, Corrupt),

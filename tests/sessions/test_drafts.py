@@ -366,6 +366,36 @@ def test_who_would_rather_read_again_reads_nothing_again_for_a_damaged_draft() -
     assert other.check().clean
 
 
+def test_a_draft_that_was_made_anew_is_written_anew_though_it_is_of_the_same_tokens() -> None:
+    store = CountingStore()
+    manager = SessionManager(store, drafting())
+    session, _ = saved(manager)
+    session.close()
+    for blob in manifest_of(manager, session).of_draft():
+        assert store.delete_blob(blob, 0)
+    other = SessionManager(store, drafting())
+    again = other.open(session.id)
+    seq, _ = other.resume(again, Fallback.RECOMPUTE)
+    other.engine.propose(seq)
+    other.save(again, seq, ())
+    again.close()
+    assert draft_length(manifest_of(other, again)) > 600
+    assert other.check().clean, "no chunk that is gone is named again"
+
+
+def test_rows_of_the_draft_behind_a_rewind_are_written_anew() -> None:
+    manager = SessionManager(MemoryStore(), drafting())
+    session, seq = saved(manager)
+    assert (session.synced, session.draft_synced) == (
+        manager.manifest(session.id).length,
+        draft_length(manifest_of(manager, session)),
+    )
+    manager.engine.rewind(seq, 300)
+    session.cut(300)
+    assert (session.synced, session.draft_synced) == (300, 300)
+    session.close()
+
+
 def test_check_finds_a_damaged_draft_and_repair_gives_up_nothing_else() -> None:
     manager, store, session = damaged()
     before = manifest_of(manager, session)
