@@ -115,8 +115,9 @@ class NewTrails:
 
     def __init__(self, ubatches: Sequence[Ubatch], depth: int) -> None:
         batch = ubatches[0].batch
+        seqs = counts_of(batch) if depth else ()
         self._depth = depth
-        self._ends = {seq: int(batch.positions[batch.seqs == seq][-1]) + 1 for seq, _ in counts_of(batch)}
+        self._ends = {seq: int(batch.positions[batch.seqs == seq][-1]) + 1 for seq, _ in seqs}
         self._runs: dict[SeqId, list[Run]] = {seq: [] for seq in self._ends}
 
     def steps(self, ubatch: Ubatch) -> Steps:
@@ -142,8 +143,8 @@ class NewTrails:
 
 
 def newest_windows(line: torch.Tensor, size: int, newest: int) -> torch.Tensor:
-    """The last `size` rows as they were after each of the `newest` last ones, oldest first: [segments, newest,
-    size, ...] of `line` [segments, rows, ...]. Windows overlap in memory, and keep nothing else."""
+    """The last `size` rows as they were after each of the `newest` last ones, oldest first: [segments,
+    newest, size, ...] of `line` [segments, rows, ...]. They overlap in memory, and keep nothing else."""
     if newest == 1:
         return line[:, None, line.shape[1] - size :]
     # A view of the whole line would keep a prompt's inputs for the sake of the last few.

@@ -52,6 +52,8 @@ def unit(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
 
 def _by_head(state: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, log_decay, beta = (row.transpose(1, 2) for row in rows)
+    if q.shape[2] == 1:
+        return _step(state, q, k, v, beta, log_decay[..., None])
     kept = _kept(log_decay[..., None])[..., 0]
     among = kept[..., 1:]
     keys = k.transpose(-1, -2)
@@ -60,10 +62,28 @@ def _by_head(state: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, to
 
 def _by_channel(state: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, log_decay, beta = (row.transpose(1, 2) for row in rows)
+    if q.shape[2] == 1:
+        return _step(state, q, k, v, beta, log_decay)
     kept = _kept(log_decay)
     keys = kept[..., 1:, :] * k[..., None, :, :]
     products = torch.stack((k, q), dim=-2) @ keys.transpose(-1, -2)
     return _solve(state, q, k, v, beta, products[..., 0, :], products[..., 1, :], kept)
+
+
+def _step(
+    state: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    log_decay: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A piece of one token: the products of `_solve` and so the same bits, without the factors that are 1."""
+    kept = log_decay.exp()
+    read, keys = torch.cat((k * kept, q * kept), dim=-2) @ state, k.transpose(-1, -2)
+    u = (v - read[..., :1, :]) * beta[..., None]
+    out = read[..., 1:, :] + (q @ keys) @ u
+    return out.transpose(1, 2), state * kept.transpose(-1, -2) + keys @ u
 
 
 def _kept(log_decay: torch.Tensor) -> torch.Tensor:

@@ -24,17 +24,37 @@ def ssd(
     num_segments, num_tokens, num_heads, size = x.shape
     num_groups, d_state = b.shape[2:]
     heads = num_segments, num_groups, num_heads // num_groups
-    # Sums in float64: after a token of strong decay, differences of small ones would be lost.
-    since_start = decay.double().cumsum(1).movedim(1, -1)
-    between = _between(since_start).view(*heads, num_tokens, num_tokens)
-    kept = since_start.float().exp().view(*heads, num_tokens, 1)
-    left = (since_start[..., -1:] - since_start).float().exp().view(*heads, num_tokens, 1)
-    queries, keys = c.movedim(1, 2)[:, :, None], b.movedim(1, 2)[:, :, None]
-    values = x.movedim(1, 2).reshape(*heads, num_tokens, size)
-    before = state.view(*heads, size, d_state)
-    y = (queries @ keys.mT * between) @ values + kept * (queries @ before.mT)
-    after = kept[..., -1:, :] * before + (left * values).mT @ keys
+    law = _step if num_tokens == 1 else _piece
+    y, after = law(
+        state.view(*heads, size, d_state),
+        x.movedim(1, 2).reshape(*heads, num_tokens, size),
+        decay.movedim(1, 2).reshape(*heads, num_tokens),
+        b.movedim(1, 2)[:, :, None],
+        c.movedim(1, 2)[:, :, None],
+    )
     return y.view(num_segments, num_heads, num_tokens, size).movedim(1, 2), after.view(state.shape)
+
+
+def _piece(
+    before: torch.Tensor, values: torch.Tensor, decay: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`before` [.., size, d_state], `values` [.., tokens, size], `decay` [.., tokens], `keys` and `queries`
+    [.., tokens, d_state]; all begin with [segments, groups, heads of a group]."""
+    # Sums in float64: after a token of strong decay, differences of small ones would be lost.
+    since_start = decay.double().cumsum(-1)
+    kept = since_start.float().exp()[..., None]
+    left = (since_start[..., -1:] - since_start).float().exp()[..., None]
+    y = (queries @ keys.mT * _between(since_start)) @ values + kept * (queries @ before.mT)
+    return y, kept[..., -1:, :] * before + (left * values).mT @ keys
+
+
+def _step(
+    before: torch.Tensor, values: torch.Tensor, decay: torch.Tensor, keys: torch.Tensor, queries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_piece` of one token: the same products and so the same bits, without the factors that are 1."""
+    kept = decay.exp()[..., None]
+    y = (queries @ keys.mT) @ values + kept * (queries @ before.mT)
+    return y, kept * before + values.mT @ keys
 
 
 def _between(since_start: torch.Tensor) -> torch.Tensor:

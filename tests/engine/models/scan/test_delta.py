@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.scan.delta import gated_delta_rule, unit
+from engine.models.scan.delta import _kept, _solve, _step, gated_delta_rule, unit
 
 HEADS, KEY, VALUE, TOKENS = 3, 8, 5, 150
 #: log decays: hardly any, ordinary ones, such that nothing is left after a token, and all of them mixed
@@ -111,6 +111,18 @@ def test_each_of_the_newest_states_is_that_of_a_scan_that_stops_there(
         assert torch.equal(states[:, at], there[:, -1])
         _, expected = recurrence(*rows, state)
         assert torch.allclose(states[:, at].double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_channel", [False, True], ids=["heads", "channels"])
+def test_a_piece_of_one_token_has_the_bits_of_any_piece(by_channel: bool) -> None:
+    *inputs, state = drawn("usual", by_channel, segments=2)
+    q, k, v, log_decay, beta = (row[:, :1].transpose(1, 2) for row in inputs)
+    channels = log_decay if by_channel else log_decay[..., None]
+    kept, keys = _kept(channels), k.transpose(-1, -2)
+    theirs = _solve(state, q, k, v, beta, k @ keys, q @ keys, kept)
+    ours = _step(state, q, k, v, beta, channels)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
 
 
 def test_a_weak_decay_after_a_strong_one_is_not_drowned() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.scan.pieces import in_pieces
-from engine.models.scan.ssd import ssd
+from engine.models.scan.ssd import _piece, _step, ssd
 
 SEGMENTS, HEADS, SIZE, GROUPS, D_STATE = 2, 6, 4, 2, 5
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -62,6 +62,15 @@ def test_no_decay_however_strong_makes_a_number_that_is_none() -> None:
     ours, after = ssd(state, x, torch.full_like(decay, -3e38), b, c)
     assert ours.isfinite().all()
     assert after.isfinite().all()
+
+
+def test_a_piece_of_one_token_has_the_bits_of_any_piece() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 1, 3, 5, 8), (2, 1, 3, 1, 5), (2, 1, 3, 1), (2, 1, 1, 1, 8), (2, 1, 1, 1, 8))
+    before, values, decay, keys, queries = (torch.randn(shape, generator=generator) for shape in shapes)
+    ours, theirs = (law(before, values, -decay.abs(), keys, queries) for law in (_step, _piece))
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
 
 
 @given(start=st.integers(0, 70), num_tokens=st.integers(1, 80))
