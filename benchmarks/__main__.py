@@ -3,6 +3,7 @@
 python -m benchmarks [smollm2] [gemma3-270m]
 python -m benchmarks members [architecture...]
 python -m benchmarks drafting
+python -m benchmarks deterministic
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 
 import platformdirs
 
-from benchmarks import drafting, members, resume, speed
+from benchmarks import deterministic, drafting, members, resume, speed
 from benchmarks.figures import english, machine
 from engine.config import EngineConfig
 from engine.loader import load_engine
@@ -24,9 +25,10 @@ def main() -> None:
     if sys.argv[1:2] == ["members"]:
         members.run(sys.argv[2:])
         return
-    if sys.argv[1:] == ["drafting"]:
-        drafting.run("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
-        return
+    for word, figures in (("drafting", drafting.run), ("deterministic", deterministic.run)):
+        if sys.argv[1:] == [word]:
+            figures("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
+            return
     for name in sys.argv[1:] or CATALOG:
         path = fetch(name, platformdirs.user_cache_path("tenuto") / "models")
         engine = load_engine(path, EngineConfig(n_ctx=8192, num_cells=3 * 8192, num_seqs=2))
@@ -35,7 +37,9 @@ def main() -> None:
         speed.peak_memory(name)
         speed.run(name, engine, path, text)
     if not sys.argv[1:]:
-        drafting.run("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
+        path = fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models")
+        drafting.run("smollm2", path)
+        deterministic.run("smollm2", path)
         members.run([])
 
 

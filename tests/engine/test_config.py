@@ -39,6 +39,7 @@ def test_an_unknown_key_is_refused_with_the_known_ones() -> None:
         ("num_seqs", None),
         ("type_k", 8),
         ("full_windows", 1),
+        ("deterministic", 1),
         ("overflow", None),
         ("n_ctx", 0),
         ("num_seqs", 0),

@@ -62,6 +62,18 @@ def test_a_snapshot_is_not_changed_by_what_follows(engine: Engine) -> None:
     assert state.tokens == tuple(PAST)
 
 
+def test_a_state_goes_from_the_deterministic_mode_to_the_ordinary_and_back(make_engine: MakeEngine) -> None:
+    """It means the same; how its last bits were made does not."""
+    ordinary, exact = make_engine(), make_engine(deterministic=True)
+    assert {**ordinary.fingerprint.making, "deterministic": True} == exact.fingerprint.making
+    for one, other in ((ordinary, exact), (exact, ordinary)):
+        seq = begun(one, PAST)
+        canary = one.snapshot(seq).canary
+        assert canary is not None
+        assert (one.canary_drift(seq, canary) == 0) is (one is exact)
+        assert 0 < other.canary_drift(other.restore(one.snapshot(seq)), canary) < 1e-3
+
+
 def test_an_empty_sequence_has_a_state(engine: Engine) -> None:
     seq = engine.create(SamplerParams(seed=5))
     again = engine.restore(engine.snapshot(seq))
