@@ -43,9 +43,10 @@ WAITING = 32
 class MtpDrafter:
     """See `Drafter`. It draws with the target's sampler.
 
-    Where what it should follow begins in the middle, its rows begin there too; such a sequence has no state
-    that could be saved. Its memory has room for what the target has room for; where it has none all the same,
-    it forgets sequences, those first that it was asked about least recently.
+    Where what it should follow begins in the middle, or has mostly been read without it, its rows begin there
+    too; such a sequence has no state that could be saved. Its memory has room for what the target has room
+    for; where it has none all the same, it forgets sequences, those first that it was asked about least
+    recently.
     """
 
     name = "mtp"
@@ -269,16 +270,18 @@ class MtpDrafter:
             raise StateError(f"the draft is of {state.length:,} tokens, and there are {len(tokens):,}")
         places = places_of(state, self._place, self._device)
         at, count, ids = state.length, len(tokens), tuple(tokens[: state.length])
+        missing = max(0, count - at - self._depths)  # read by an engine that did not draft
         try:
             self._with_room(seq, lambda: self._memory.restore(seq, ids, state.rows, ()))
         except NoSlot:
             return
-        hidden = places[at][: count - at]
-        whole = {place: kept for place, kept in places.items() if place + self._depths <= count}
-        followed = Followed(0, at, list(tokens[at : at + len(hidden)]), hidden, whole)
-        self._followed[seq] = followed
-        if followed.end == count:
-            self._cut(seq, followed, count)
+        if missing > at:
+            self._forget(seq)
+            return
+        unknown = places[at].new_zeros((missing, self._mtp.width))
+        hidden = torch.cat((places[at], unknown))[: count - at]
+        followed = self._followed[seq] = Followed(0, at, list(tokens[at:]), hidden, places)
+        self._cut(seq, followed, count)
 
 
 def _nothing(left: torch.Tensor) -> None:

@@ -21,8 +21,9 @@ class Followed:
     """There are rows of the target's tokens [origin, at). `tokens`, and float32 `hidden` [tokens, width], are
     those that follow, as far as the target has read: they wait.
 
-    A hidden state that is not known, because the sequence was cut behind it, is zeros, which no norm gives:
-    its row is made of the token alone. `places` has the hidden states that followed some `at`, one a depth.
+    A hidden state that is not known, because the sequence was cut behind it, or read by another engine, is
+    zeros, which no norm gives: its row is made of the token alone. `places` has the hidden states that
+    followed some `at`, one a depth.
     """
 
     origin: int

@@ -348,6 +348,39 @@ def test_a_state_of_more_than_is_left_is_cut(folder: Path) -> None:
     assert known.end == len(PROMPT) - 1
     assert known.at == len(PROMPT) - 3
     assert torch.equal(known.hidden[-1], drafter._followed[seq].hidden[0])
+    assert not known.places, "what followed is not known to be the same"
+
+
+def test_places_are_those_before_a_cut_alone(folder: Path) -> None:
+    engine = open_drafting(folder)
+    seq = begin(engine)
+    rows_of(engine, seq)
+    go_on(engine, seq, len(PROMPT) + 12)
+    assert [point.position for point in rows_of(engine, seq).points] == [18, engine.length(seq) - 2]
+    engine.rewind(seq, 25)
+    engine.set_pending(seq, 7)
+    engine.step(seq)
+    assert [point.position for point in rows_of(engine, seq).points] == [18, engine.length(seq) - 2]
+    engine.rewind(seq, 19)
+    engine.set_pending(seq, 7)
+    engine.step(seq)
+    assert [point.position for point in rows_of(engine, seq).points] == [engine.length(seq) - 2]
+
+
+@pytest.mark.parametrize(("count", "saved"), [(30, True), (60, False)])
+def test_what_was_read_without_it_is_made_of_tokens_where_it_is_not_the_most(
+    folder: Path, count: int, saved: bool
+) -> None:
+    drafting, plain = open_drafting(folder), open_drafting(folder, None)
+    state = drafting.snapshot(begin(drafting))
+    seq = plain.restore(state)
+    plain.feed(seq, tokens(9, count - len(PROMPT)))
+    other = drafting.restore(replace(plain.snapshot(seq), draft=state.draft))
+    assert drafting.propose(other) == ()
+    drafting.step(other)
+    drafting.step(other)
+    assert drafting.propose(other)
+    assert (mtp_of(drafting).snapshot(other, drafting.tokens(other)) is not None) is saved
 
 
 def test_a_state_without_its_draft_goes_on_and_guesses_soon(folder: Path) -> None:
