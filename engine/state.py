@@ -230,7 +230,7 @@ class DraftState:
 
     `layout`, `rows` and `points` are as in a `SequenceState`, of the drafter's own memory, and `fingerprint`
     says what made them. Rows belong to the first `length` of the sequence's tokens; point state is true
-    there.
+    there. What belongs to a token may depend on up to `ahead` that follow it.
     """
 
     fingerprint: Fingerprint
@@ -238,6 +238,12 @@ class DraftState:
     length: int
     rows: tuple[Rows, ...]
     points: tuple[Point, ...]
+    ahead: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Of how many of the sequence's tokens it is made: with others behind them it is as true."""
+        return self.length + self.ahead
 
 
 @dataclass(frozen=True, slots=True)

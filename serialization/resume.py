@@ -68,8 +68,10 @@ def cut(manifest: Manifest, length: int) -> Manifest:
 def draft_within(draft: StoredDraft | None, length: int) -> StoredDraft | None:
     """The draft of at most the first `length` tokens: of as many as its own memory can be cut to, since a
     drafter reads the rest by itself. None where that is none of them."""
-    at = 0 if draft is None else last_resumable(draft, min(length, draft.length))
-    if draft is None or at == 0:
+    if draft is None or length <= draft.ahead:
+        return None
+    at = last_resumable(draft, min(length - draft.ahead, draft.length))
+    if at == 0:
         return None
     return replace(
         draft,
@@ -122,11 +124,11 @@ def kept_draft_chunks(
     untouched: int,
 ) -> tuple[ChunkRef, ...]:
     """As `kept_chunks`, of the draft of `previous`: those that a manifest with `draft` may name again; none
-    where another drafter made them. `untouched` counts rows of the drafter."""
+    where another drafter made them. `untouched` counts the tokens of which the drafter's rows are."""
     stored = None if previous is None else previous.draft
-    if previous is None or stored is None or stored.is_other(draft.fingerprint, draft.layout):
+    if previous is None or stored is None or stored.is_other(draft):
         return ()
-    return _kept(previous, stored, tokens, spans, draft.length, untouched)
+    return _kept(previous, stored, tokens, spans, draft.length, untouched, draft.ahead)
 
 
 def _kept(
@@ -136,15 +138,17 @@ def _kept(
     spans: Sequence[Span],
     length: int,
     untouched: int,
+    ahead: int = 0,
 ) -> tuple[ChunkRef, ...]:
-    """`kept_chunks` of what `previous` has `stored`, for the first `length` of `tokens`."""
+    """`kept_chunks` of what `previous` has `stored`, for the first `length` of `tokens`; rows may depend on
+    `ahead` tokens that follow them."""
     window = max_window(stored.layout)
     kept: list[ChunkRef] = []
     for chunk in stored.chunks:
         start, stop = chunk.start, chunk.stop
-        if stop > min(untouched, length, stored.length) or not (chunk.is_whole or stop == length):
+        if stop > min(untouched - ahead, length, stored.length) or not (chunk.is_whole or stop == length):
             break
-        if previous.tokens[start:stop] != tokens[start:stop]:
+        if previous.tokens[start : stop + ahead] != tokens[start : stop + ahead]:
             break
         if spans_within(previous.spans, start, stop) != spans_within(spans, start, stop):
             break

@@ -74,7 +74,7 @@ def write_state(
     """
     if previous is not None:
         previous.refuse_other(state.fingerprint, state.layout)
-    if state.draft is not None and state.draft.length > state.length:
+    if state.draft is not None and state.draft.reach > state.length:
         raise Corrupt("the draft to be stored is of more tokens than there are")
     save = _Save(store, previous, codecs, workers, point_budget)
     own = save.target(state, untouched)
@@ -114,23 +114,31 @@ class _Save:
         if draft is None or not draft.length:
             return draft_of(self.previous, state.tokens), ()
         past = None if self.previous is None else self.previous.draft
-        if past is not None and past.is_other(draft.fingerprint, draft.layout):
+        if past is not None and past.is_other(draft):
             past = None
         kept = kept_draft_chunks(self.previous, draft, state.tokens, state.spans, untouched)
-        known = self.known(past, state.tokens, min(untouched, draft.length))
+        known = self.known(past, state.tokens, min(untouched, draft.reach), draft.ahead)
         last = [point for point in draft.points if point.position == draft.length]
         writer = Writer(self.store, self.codecs, draft.layout, draft.length, draft.rows)
         written = writer.write(last, kept, known, self.point_budget, self.workers)
         stored = StoredDraft(
-            draft.fingerprint, draft.layout, draft.length, written.chunks, written.checkpoints
+            draft.fingerprint,
+            draft.layout,
+            draft.length,
+            written.chunks,
+            written.checkpoints,
+            draft.ahead,
         )
         return stored, written.put
 
-    def known(self, past: Stored | None, tokens: tuple[int, ...], at_most: int) -> tuple[Checkpoint, ...]:
-        """The checkpoints of `past` up to `at_most`, as far as the tokens before them are the same."""
+    def known(
+        self, past: Stored | None, tokens: tuple[int, ...], at_most: int, ahead: int = 0
+    ) -> tuple[Checkpoint, ...]:
+        """The checkpoints of `past` that are of the first `at_most` tokens, as far as these are the same;
+        each is of those before it and of `ahead` behind it."""
         if past is None or self.previous is None:
             return ()
-        same = min(at_most, common_prefix(self.previous.tokens, tokens))
+        same = min(at_most, common_prefix(self.previous.tokens, tokens)) - ahead
         return tuple(each for each in past.checkpoints if each.position <= same)
 
     def edge(self, state: SequenceState) -> tuple[StoredEdge, tuple[BlobRef, ...]]:
@@ -188,7 +196,8 @@ def _read_draft(store: Store, draft: StoredDraft | None, workers: int) -> DraftS
         return None
     reader = Reader(store, draft, draft.length)
     rows = in_order(reader.rows, reader.wanted(), workers)
-    return DraftState(draft.fingerprint, draft.layout, draft.length, tuple(rows), reader.points(1))
+    points = reader.points(1)
+    return DraftState(draft.fingerprint, draft.layout, draft.length, tuple(rows), points, draft.ahead)
 
 
 def _read_edge(store: Store, manifest: Manifest, length: int) -> Edge:

@@ -25,7 +25,7 @@ def trimmed(
     draft = state.draft
     if draft is not None:
         stored = None if previous is None else previous.draft
-        kept_rows, kept_points = _trimmed(draft, draft.length, stored, draft_untouched)
+        kept_rows, kept_points = _trimmed(draft, draft.length, stored, draft_untouched - draft.ahead)
         draft = replace(draft, rows=kept_rows, points=kept_points)
     return replace(state, rows=rows, points=points, draft=draft)
 

@@ -54,8 +54,8 @@ class Fallback(StrEnum):
 class RestoreResult:
     """`restored` tokens came from storage or memory, `recomputed` were read again, in `seconds`.
 
-    `draft` says what became of the drafter's state (see `drafts.told`), which came back for `draft_restored`
-    tokens.
+    `draft` says what became of the drafter's state (see `drafts.told`); what came back of it is of the first
+    `draft_restored` tokens.
     """
 
     reason: Reason
@@ -138,7 +138,7 @@ def seed(
     if state is None:
         return engine.create(sampler), 0, 0
     seq, lost = land(engine, replace(state, sampler=sampler))
-    return seq, length, 0 if state.draft is None or lost else state.draft.length
+    return seq, length, 0 if state.draft is None or lost else state.draft.reach
 
 
 def readable(engine: Engine, store: Store, manifest: Manifest, length: int) -> SequenceState | None:
@@ -190,7 +190,7 @@ def _from_rows(engine: Engine, store: Store, manifest: Manifest, policy: Policy)
     if state.draft is None:
         lost = "its memory cannot go on from there"
     draft = told(engine, manifest, lost)
-    draft_restored = 0 if state.draft is None or lost else state.draft.length
+    draft_restored = 0 if state.draft is None or lost else state.draft.reach
     if same_build:
         if length == len(manifest.tokens):
             return _Came(seq, Reason.EXACT, length, "", draft, draft_restored)

@@ -57,7 +57,7 @@ def write_turn(
         draft_untouched=session.draft_synced,
     )
     manifest = _manifest(engine, session, messages, tenant, state, written, store.now())
-    draft_synced = 0 if state.draft is None else state.draft.length
+    draft_synced = 0 if state.draft is None else state.draft.reach
     return Turn(manifest, written.num_blobs, written.nbytes, draft_synced)
 
 

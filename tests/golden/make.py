@@ -76,7 +76,7 @@ def golden_files() -> dict[str, tuple[bytes, bytes]]:
     logits = torch.linspace(-4, 4, 99)
     files["logits.blob"] = (encode_logits(logits, 9, DEFAULT), logits.numpy().tobytes())
     plain = state_of(20, edge=NextLogits(logits))
-    for name, state in (("session", plain), ("session-draft", drafted(plain, 18))):
+    for name, state in (("session", plain), ("session-draft", drafted(plain, 18, ahead=2))):
         store = CountingStore()
         manifest = manifest_of(state, write_state(store, state, None, 0))
         files[f"{name}.manifest"] = (manifest.encode(), b"")

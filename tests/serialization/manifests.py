@@ -114,9 +114,9 @@ LAYOUTS: st.SearchStrategy[tuple[PartSpec, ...]] = st.sampled_from([(), ATTENTIO
 @st.composite
 def drafts(draw: st.DrawFn, num_tokens: int) -> StoredDraft:
     layout, length = draw(LAYOUTS), draw(st.integers(1, num_tokens))
-    made_with = Fingerprint(draw(HALVES), draw(HALVES))
+    made_with, ahead = Fingerprint(draw(HALVES), draw(HALVES)), draw(st.integers(0, num_tokens - length))
     return StoredDraft(
-        made_with, layout, length, draw(chunk_refs(length)), draw(checkpoint_lists(length, layout))
+        made_with, layout, length, draw(chunk_refs(length)), draw(checkpoint_lists(length, layout)), ahead
     )
 
 

@@ -139,11 +139,12 @@ def drafted(
     since: int = 0,
     window_start: int = 0,
     seed: int = 9,
+    ahead: int = 0,
 ) -> SequenceState:
     """The state with a draft of its first `length` tokens, rows from `since` on."""
     length = state.length if length is None else length
     of = state_of(length, layout, since, window_start, seed)
-    return replace(state, draft=DraftState(DRAFTER, layout, length, of.rows, of.points))
+    return replace(state, draft=DraftState(DRAFTER, layout, length, of.rows, of.points, ahead))
 
 
 EMPTY = Manifest(

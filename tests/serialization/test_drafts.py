@@ -269,6 +269,41 @@ def test_a_cut_manifest_has_the_draft_of_what_is_left(layout: Layout, at: int, l
     assert cut(manifest, 0).draft is None
 
 
+@pytest.mark.parametrize(("at", "left"), [(700, 600), (602, 600), (601, 599), (257, 255), (3, 1), (2, None)])
+def test_a_draft_that_looks_ahead_is_cut_so_much_before(at: int, left: int | None) -> None:
+    store = CountingStore()
+    manifest = saved(store, drafted(state_of(700, ATTENTION), 600, TOKENS, ahead=2))
+    found = read_state(store, Manifest.decode(cut(manifest, at).encode())).draft
+    assert (found and found.length) == left
+    assert found is None or (found.ahead, found.reach) == (2, found.length + 2)
+
+
+def test_what_follows_a_chunk_is_part_of_it_where_a_draft_looks_ahead() -> None:
+    state = drafted(state_of(700, ATTENTION), 690, DRAFTED, ahead=2)
+    assert state.draft is not None
+    first = saved(CountingStore(), state)
+    for untouched, since in ((692, 690), (691, 512), (514, 512), (513, 256)):
+        assert first_new_of_draft(first, state.draft, state.tokens, state.spans, untouched) == since
+    for changed, since in ((692, 690), (691, 512), (514, 512), (513, 256)):
+        text = (*state.tokens[:changed], 1, *state.tokens[changed + 1 :])
+        assert first_new_of_draft(first, state.draft, text, state.spans, 692) == since
+        other = replace(state_of(700, ATTENTION), tokens=text)
+        left = write_state(CountingStore(), other, first, changed).draft
+        assert (left.length if left else 0) == (690 if changed == 692 else 0), "no checkpoint is true of it"
+    assert first_new_of_draft(first, replace(state.draft, ahead=1), state.tokens, state.spans, 692) == 0
+
+
+def test_checkpoints_of_a_draft_that_looks_ahead_are_kept_while_what_they_saw_is_the_same() -> None:
+    store, before = CountingStore(), drafted(state_of(100), 98, POINTS, ahead=2)
+    first = saved(store, before)
+    longer = drafted(state_of(200), 198, POINTS, ahead=2)
+    for changed, kept in ((100, [98, 198]), (99, [198])):
+        text = (*longer.tokens[:changed], 1, *longer.tokens[changed + 1 :])
+        draft = write_state(store, replace(longer, tokens=text), first, changed, draft_untouched=100).draft
+        assert draft is not None
+        assert [each.position for each in draft.checkpoints] == kept
+
+
 # --- damage -----------------------------------------------------------------------------------------------
 
 
@@ -353,6 +388,10 @@ PART: list[Any] = ["k", "token", 0, "f32", [4], 1, None]
         ({"length": 0, "chunks": [], "checkpoints": []}, Corrupt),
         ({"length": 301, "chunks": [[0, 256, []], [256, 512, []]]}, Corrupt),  # of 300 tokens
         ({"length": -1}, Corrupt),
+        ({"ahead": 11}, Corrupt),
+        ({"ahead": -1}, Corrupt),
+        ({"ahead": 2**24 + 1}, LimitExceeded),
+        ({"ahead": ...}, Corrupt),
         ({"length": 2**24 + 1}, LimitExceeded),
         ({"length": ...}, Corrupt),
         ({"extra": 1}, Corrupt),
@@ -416,6 +455,8 @@ def test_a_draft_of_more_tokens_than_there_are_is_not_written() -> None:
     store = CountingStore()
     with pytest.raises(Corrupt):
         write_state(store, drafted(state_of(20), 21), None, 0)
+    with pytest.raises(Corrupt):
+        write_state(store, drafted(state_of(20), 19, ahead=2), None, 0)
     assert store.num_puts == 0
 
 

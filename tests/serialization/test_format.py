@@ -69,13 +69,13 @@ def example_draft() -> StoredDraft:
     data = dumped("hex chunk")
     blob = ChunkBlob(PartKind.TOKEN, 0, BlobRef(blob_id(BlobClass.ROWS, data), 8, len(data)))
     made_with = Fingerprint({"model": "b3-11"}, {})
-    return StoredDraft(made_with, (SPEC,), 2, (ChunkRef(0, 2, (blob,)),), ())
+    return StoredDraft(made_with, (SPEC,), 2, (ChunkRef(0, 2, (blob,)),), (), ahead=1)
 
 
 def test_the_example_of_a_draft_is_what_the_code_reads_and_writes() -> None:
     assert pack(example_draft().record()) == dumped("hex draft")
     record = Record.of(unpack(dumped("hex draft"), "test"), "test")
-    assert StoredDraft.read(record, 2) == example_draft()
+    assert StoredDraft.read(record, 3) == example_draft()
 
 
 def test_the_keys_of_a_draft_are_those_in_the_table() -> None:
