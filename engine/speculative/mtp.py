@@ -255,7 +255,9 @@ class MtpDrafter:
         followed.keep_place()
         rows, _ = self._memory.snapshot(seq, min(since, followed.at))
         assert self.fingerprint is not None
-        return DraftState(self.fingerprint, self._layout, followed.at, rows, followed.points())
+        return DraftState(
+            self.fingerprint, self._layout, followed.at, rows, followed.points(), ahead=self._depths
+        )
 
     def restore(self, seq: SeqId, tokens: Sequence[int], state: DraftState) -> None:
         self._forget(seq)
@@ -266,11 +268,11 @@ class MtpDrafter:
             )
         if state.layout != self._layout:
             raise FingerprintMismatch("the draft's cache layout is another", field="layout")
-        if state.length > len(tokens):
-            raise StateError(f"the draft is of {state.length:,} tokens, and there are {len(tokens):,}")
+        if state.ahead != self._depths or state.reach > len(tokens):
+            raise StateError(f"the draft is of {state.reach:,} tokens, and there are {len(tokens):,}")
         places = places_of(state, self._place, self._device)
-        at, count, ids = state.length, len(tokens), tuple(tokens[: state.length])
-        missing = max(0, count - at - self._depths)  # read by an engine that did not draft
+        at, ids = state.length, tuple(tokens[: state.length])
+        missing = len(tokens) - state.reach  # read by an engine that did not draft
         try:
             self._with_room(seq, lambda: self._memory.restore(seq, ids, state.rows, ()))
         except NoSlot:
@@ -279,9 +281,8 @@ class MtpDrafter:
             self._forget(seq)
             return
         unknown = places[at].new_zeros((missing, self._mtp.width))
-        hidden = torch.cat((places[at], unknown))[: count - at]
-        followed = self._followed[seq] = Followed(0, at, list(tokens[at:]), hidden, places)
-        self._cut(seq, followed, count)
+        hidden = torch.cat((places[at], unknown))
+        self._followed[seq] = Followed(0, at, list(tokens[at:]), hidden, places)
 
 
 def _nothing(left: torch.Tensor) -> None:

@@ -337,20 +337,6 @@ def test_there_is_no_state_of_too_few_tokens(folder: Path, count: int) -> None:
     assert len(engine.propose(seq)) == 3
 
 
-def test_a_state_of_more_than_is_left_is_cut(folder: Path) -> None:
-    """As of a session that was cut where it is stored: a token less than were read."""
-    engine = open_drafting(folder, deterministic=True)
-    seq = begin(engine)
-    state, drafter = rows_of(engine, seq), mtp_of(engine)
-    other = engine.create()
-    drafter.restore(other, PROMPT[:-1], state)
-    known = drafter._followed[other]
-    assert known.end == len(PROMPT) - 1
-    assert known.at == len(PROMPT) - 3
-    assert torch.equal(known.hidden[-1], drafter._followed[seq].hidden[0])
-    assert not known.places, "what followed is not known to be the same"
-
-
 def test_places_are_those_before_a_cut_alone(folder: Path) -> None:
     engine = open_drafting(folder)
     seq = begin(engine)
@@ -419,7 +405,8 @@ DAMAGES: dict[str, Callable[[DraftState], DraftState]] = {
         state, rows=(replace(state.rows[0], parts=state.rows[0].parts[:1]),)
     ),
     "rows from the second on": lambda state: replace(state, rows=(replace(state.rows[0], start=1),)),
-    "more tokens than there are": lambda state: replace(state, length=len(PROMPT) + 1),
+    "more tokens than there are": lambda state: replace(state, length=len(PROMPT) - 1),
+    "of other depths": lambda state: replace(state, ahead=1),
 }
 
 
