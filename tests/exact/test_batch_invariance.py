@@ -8,11 +8,15 @@ The whole grid of dtypes is `make test-all`.
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 import pytest
 import torch
 
+from engine.models.base import Trunk
+from engine.passes import compute
 from engine.runner import Engine
+from tests.engine.parallel.threads import divided
 from tests.exact.members import MEMBERS, OTHERS, folder
 from tests.exact.pieces import advance, differing, read, sequence, state_of
 from tests.oracles import base
@@ -72,3 +76,23 @@ def test_sequences_of_one_length_read_on_as_each_would_alone(family: str) -> Non
         for seq in (one, three):
             logits = torch.cat([part[seq] for part in parts])
             assert differing((logits, *state_of(engine, seq)), alone) == []
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_asking_for_hidden_states_moves_no_bit(family: str) -> None:
+    engine = open_member(family, "f32", "f32", deterministic=True)
+    with sequence(engine) as one, sequence(engine) as two:
+        parts = [
+            compute(engine._model, engine._memory, engine._slots, {seq: (0, IDS)}, (seq,), trunk)
+            for seq, trunk in ((one, None), (two, cast(Trunk, engine._model)))
+        ]
+        assert torch.equal(parts[0].logits[one], parts[1].logits[two])
+        assert len(parts[1].hidden[two]) == LENGTH
+        for seq in (one, two):
+            engine._slots[seq].append(IDS)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_linear"])
+def test_a_model_that_is_divided_among_ranks_obeys_too(family: str) -> None:
+    with divided(folder(family), 3, type_k="q8_0", type_v="q8_0", deterministic=True) as engine:
+        assert differing(read(engine, IDS, IRREGULAR), read(engine, IDS, ONE_BY_ONE)) == []
