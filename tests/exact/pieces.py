@@ -40,7 +40,7 @@ def read(engine: Engine, ids: Sequence[int], counts: Sequence[int], beside: Besi
     assert sum(counts) == len(ids)
     with sequence(engine) as seq:
         logits, at = [], 0
-        for count in counts:
+        for count in filter(None, counts):
             work: dict[SeqId, Sequence[int]] = {}
             for other, (theirs, step) in (beside or {}).items():
                 start = engine.length(other)
