@@ -104,8 +104,9 @@ class PlacedView:
         chosen: Chosen | None = None,
     ) -> torch.Tensor:
         """See `memory.View.attend`."""
-        q, k, v = (None if x is None else self._places.taken(x) for x in (q, k, v))
-        attended = self._view.attend(layer, q, k, v, scale, softcap, sinks=sinks, chosen=chosen)
+        taken = self._places.taken
+        k, v = (None if rows is None else taken(rows) for rows in (k, v))
+        attended = self._view.attend(layer, taken(q), k, v, scale, softcap, sinks=sinks, chosen=chosen)
         return self._places.spread(attended)
 
     def append(self, name: str, layer: int, rows: torch.Tensor) -> None:

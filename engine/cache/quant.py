@@ -157,7 +157,7 @@ class Hadamard:
         """`x` [tokens, ..., head size] rotated, over the whole head; computed in float32, returned in x's
         dtype. Where shapes are fixed, token by token."""
         if shapes_are_fixed():
-            return torch.cat([self._rotated(token.clone()) for token in x.split(1)])
+            return torch.cat([self._rotated(token.clone()) for token in torch.split(x, 1)])
         return self._rotated(x)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
