@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,14 @@ from engine.config import EngineConfig, probe_machine, resolve
 from engine.errors import WeightsRefused
 from engine.models.base import Placement, Trunk
 from engine.models.decoder import Decoder
+from engine.models.loading import Loader
 from engine.models.mtp import Mtp
 from engine.models.table import build_model, build_mtp
 from engine.slots import memory_spec
 from engine.state import SeqId
 from engine.weights.source import open_weights
+from tests.engine.models.test_published import FOLDER, Header
+from tests.engine.models.test_published import _sized as without_values
 from tests.engine.weights.folders import change_config
 from tests.oracles import deepseek_v3_mtp, qwen3_next_mtp
 from tests.oracles.base import LENGTH, SHAPES, tokens, write
@@ -231,3 +236,23 @@ def test_more_of_them_than_are_known_are_refused(tmp_path: Path) -> None:
     change_config(tmp_path, num_nextn_predict_layers=2)
     with pytest.raises(WeightsRefused, match="num_nextn_predict_layers"):
         load(tmp_path)
+
+
+#: values in the tensors of published files that predict further tokens: with the models' own, and DeepSeek's
+#: copies of embedding and output matrix, they are the 684.5 and the 81.3 billion that these files have
+PUBLISHED = {"deepseek-v3": 11_610_068_224, "qwen3-next-80b": 1_650_471_424}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_tensors_that_are_read_are_all_of_the_published(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loader, "_checked", without_values)
+    header = Header(json.loads((FOLDER / f"{name}.json").read_text()))
+    place = Placement(torch.bfloat16, torch.device("meta"), 4096)
+    model = build_model(header, place)
+    header.read.clear()
+    mtp = build_mtp(header, place, model)
+    assert mtp is not None
+    assert mtp.num_depths == 1
+    assert sum(map(math.prod, header.read.values())) == PUBLISHED[name]
