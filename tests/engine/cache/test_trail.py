@@ -161,6 +161,8 @@ def test_a_trail_is_not_saved_and_gone_after_a_restore(kind: str) -> None:
     lines.feed((A, range(4, 9)))
     rows, points = lines.memory.snapshot(A)
     assert [point.position for point in points] == [4, 9]
+    lines.feed((B, range(50, 59)))
+    lines.cut(B, 0)
     lines.memory.restore(B, tuple(range(9)), rows, points)
     lines.tokens[B] = list(range(9))
     lines.check()
