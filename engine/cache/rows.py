@@ -47,7 +47,8 @@ class Slot:
 
 
 class RowBuffer:
-    """[cells, heads, head size] values of one tensor, stored as `dtype`.
+    """[cells, heads, head size] values of one tensor, stored as `dtype`. A rank of several may have no heads:
+    then there is nothing to store.
 
     Quantized rows are stored in GGUF's block layout. With a `hadamard` rows are rotated before they are
     stored. What `read` returns is still rotated; who reads rotates the other side.
@@ -89,6 +90,8 @@ class RowBuffer:
 
     def write(self, slot: Slot, values: torch.Tensor) -> None:
         """Store `values` [len(slot), heads, head size], rotated and quantized as this buffer is."""
+        if not self.num_heads:
+            return
         if self.hadamard is not None:
             values = self.hadamard.rotate(values.float())
         if self.dtype not in PLAIN:
@@ -112,6 +115,8 @@ class RowBuffer:
     def read_plain(self, slot: Slot) -> torch.Tensor:
         """The same in float32 and un-rotated."""
         data = self._at(slot)
+        if not self.num_heads:
+            return data.new_empty((len(slot), 0, self.head_size), dtype=torch.float32)
         if self.dtype not in PLAIN:
             data = decode(self.dtype, data, torch.float32).view(len(slot), self.num_heads, self.head_size)
         wide = data.float()
@@ -129,7 +134,7 @@ class RowBuffer:
     def write_bytes(self, slot: Slot, stored: torch.Tensor) -> None:
         """Put bytes back that `read_bytes` gave, here or elsewhere."""
         data = self._data
-        if not self.row_nbytes:  # a rank without heads
+        if not self.num_heads:
             return
         if stored.data_ptr() % data.element_size() or stored.storage_offset() % data.element_size():
             stored = stored.clone()

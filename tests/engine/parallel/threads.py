@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -20,21 +20,22 @@ from engine.parallel.world import World
 from engine.runner import Engine
 from tests.oracles import base
 
-#: Seconds after which a rank that does not come is lost.
+Thing = TypeVar("Thing")
+
+#: Seconds after which a rank that does not answer is lost.
 PATIENCE = 60
 
 
 class Hub:
-    """What the ranks of one model share."""
+    """A queue of tensors from each rank to each, and one of words from rank 0. None: who sent it has left."""
 
     def __init__(self, size: int) -> None:
+        ranks = range(size)
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=PATIENCE)
-        self.terms: list[torch.Tensor | None] = [None] * size
-        self.words: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(size)]
-        self.given: dict[tuple[int, int], queue.SimpleQueue[torch.Tensor]] = {
-            (a, b): queue.SimpleQueue() for a in range(size) for b in range(size)
+        self.tensors: dict[tuple[int, int], SimpleQueue[torch.Tensor | None]] = {
+            (a, b): SimpleQueue() for a in ranks for b in ranks
         }
+        self.words: list[SimpleQueue[bytes | None]] = [SimpleQueue() for _ in ranks]
 
 
 class ThreadGroup:
@@ -43,67 +44,81 @@ class ThreadGroup:
     def __init__(self, hub: Hub, rank: int) -> None:
         self._hub = hub
         self._share = Share(rank, hub.size)
-        self.num_totals = 0
         self._broken: str | None = None
+        self.num_totals = 0
 
     @property
     def share(self) -> Share:
         return self._share
 
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._hub.size) if rank != self._share.rank]
+
     def total(self, x: torch.Tensor) -> torch.Tensor:
-        self._hub.terms[self._share.rank] = x
-        self._wait()
-        terms = [term for term in self._hub.terms if term is not None]
-        assert len({(term.shape, term.dtype) for term in terms}) == 1, "ranks add up different things"
-        self._wait()
+        for rank in self._others:
+            self._put(x, rank)
+        terms = {rank: self._get(rank) for rank in self._others} | {self._share.rank: x}
+        assert len({(term.shape, term.dtype) for term in terms.values()}) == 1, "ranks add different things"
         self.num_totals += 1
         out = terms[0].float()
-        for term in terms[1:]:
-            out = out + term.float()
+        for rank in range(1, self._hub.size):
+            out = out + terms[rank].float()
         return out
 
     def tell(self, message: bytes) -> None:
         self._whole()
-        for words in self._hub.words[1:]:
-            words.put(message)
+        for rank in self._others:
+            self._hub.words[rank].put(message)
 
     def hear(self) -> bytes:
+        self._whole()
         word = self._hub.words[self._share.rank].get()
-        if word is None:
-            raise RankLost("rank 0 is gone")
-        return word
+        return self._there(word)
 
     def give(self, tensor: torch.Tensor, rank: int) -> None:
         if tensor.numel():
-            self._hub.given[self._share.rank, rank].put(tensor.clone())
+            self._put(tensor.clone(), rank)
 
     def take(self, shape: tuple[int, ...], rank: int) -> torch.Tensor:
         if 0 in shape:
             return torch.empty(shape, dtype=torch.uint8)
-        taken = self._hub.given[rank, self._share.rank].get(timeout=PATIENCE)
+        taken = self._get(rank)
         assert taken.shape == shape
         return taken
 
     def meet(self) -> None:
-        self._wait()
+        self.total(torch.zeros(1))
+        self.num_totals -= 1
 
     def close(self, why: str) -> None:
         self._broken = self._broken or why
-        self._hub.barrier.abort()
-        for words in self._hub.words:
-            words.put(None)
+        for rank in self._others:
+            self._hub.tensors[self._share.rank, rank].put(None)
+            if self._share.rank == 0:
+                self._hub.words[rank].put(None)
+
+    def _put(self, tensor: torch.Tensor, rank: int) -> None:
+        self._whole()
+        self._hub.tensors[self._share.rank, rank].put(tensor)
+
+    def _get(self, rank: int) -> torch.Tensor:
+        self._whole()
+        try:
+            return self._there(self._hub.tensors[rank, self._share.rank].get(timeout=PATIENCE))
+        except Empty:
+            return self._there(None)
+
+    def _there(self, thing: Thing | None) -> Thing:
+        if thing is None:
+            self.close("a rank does not answer")
+        self._whole()
+        assert thing is not None
+        return thing
 
     def _whole(self) -> None:
         if self._broken is not None:
             raise RankLost(f"the model is no longer whole: {self._broken}")
-
-    def _wait(self) -> None:
-        self._whole()
-        try:
-            self._hub.barrier.wait()
-        except threading.BrokenBarrierError as error:
-            self.close("a rank does not answer")
-            raise RankLost(f"the model is no longer whole: {self._broken}") from error
 
 
 @contextmanager
@@ -113,13 +128,11 @@ def divided(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
 
     def run(rank: int) -> None:
         group = ThreadGroup(hub, rank)
-        try:
-            follow(group, rank)
-        except RankLost:
-            pass
-        except BaseException:
-            group.close("it broke")
-            raise
+        with suppress(RankLost):
+            try:
+                follow(group, rank)
+            finally:
+                group.close("it is over")
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, size)]
 
