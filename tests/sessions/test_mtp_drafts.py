@@ -1,80 +1,97 @@
-"""What a model's own layers know of a session is saved, resumed and cut with it, through a store."""
+"""Drafts of a model's own layers, whose rows look ahead."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.loader import load_engine
 from engine.runner import Engine
 from engine.speculative.choice import Draft
-from engine.state import PartKind, SeqId, parts_of
+from engine.state import DraftState, SeqId
+from serialization.snapshot import read_state
 from sessions.manager import SessionManager
 from sessions.restore import Reason
-from sessions.session import Session
 from sessions.stores.memory import MemoryStore
-from tests.oracles import deepseek_v3_mtp, qwen3_next_mtp
+from tests.oracles import deepseek_v3_mtp
 from tests.oracles.base import tokens
 
-DEPTHS = {"deepseek_v3": 2, "qwen3_next": 1}
-SETTINGS = {"dtype": "f32", "threads": 1, "n_ctx": 1024, "num_cells": 4096, "deterministic": True}
+DEPTHS = 2
+TEXT = tokens(5, 700)
 
 
-@pytest.fixture(params=DEPTHS)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    module = {"deepseek_v3": deepseek_v3_mtp, "qwen3_next": qwen3_next_mtp}[request.param]
-    module.oracle(DEPTHS[request.param], share=0.15, max_position_embeddings=1024).write(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mtp")
+    deepseek_v3_mtp.oracle(share=0.15, num_depths=DEPTHS).write(path)
+    return path
 
 
 def drafting(folder: Path) -> Engine:
-    return load_engine(folder, EngineConfig.from_mapping(SETTINGS), draft=Draft("mtp", 3))
+    """Deterministic, so that rows do not depend on when they were made."""
+    settings = {"n_ctx": 1024, "num_cells": 4096, "num_seqs": 4, "threads": 1, "deterministic": True}
+    kinds = {"dtype": "f32", "type_k": "f32", "type_v": "f32"}
+    return load_engine(folder, EngineConfig.from_mapping({**settings, **kinds}), draft=Draft("mtp", 3))
 
 
-def turn(manager: SessionManager, session: Session, seq: SeqId, seed: int, count: int) -> None:
-    manager.engine.feed(seq, tokens(seed, count))
-    manager.engine.choose(seq)
-    for _ in range(6):
-        manager.engine.step(seq)
-    manager.engine.mark(seq)
-    manager.save(session, seq, ())
+def read(engine: Engine, seq: SeqId, ids: list[int]) -> None:
+    engine.feed(seq, ids)
+    engine.choose(seq)
 
 
-def test_a_resumed_session_guesses_as_one_that_never_stopped(folder: Path) -> None:
+def draft_of(engine: Engine, seq: SeqId) -> DraftState:
+    draft = engine.snapshot(seq).draft
+    assert draft is not None
+    return draft
+
+
+def rows(draft: DraftState) -> list[torch.Tensor]:
+    return [torch.cat(pieces) for pieces in zip(*(run.parts for run in draft.rows), strict=True)]
+
+
+def expect_same(mine: DraftState, theirs: DraftState) -> None:
+    assert (mine.length, mine.ahead) == (theirs.length, theirs.ahead)
+    assert all(torch.equal(*pair) for pair in zip(rows(mine), rows(theirs), strict=True))
+    last = zip(mine.points[-1].parts, theirs.points[-1].parts, strict=True)
+    assert all(torch.equal(*pair) for pair in last)
+
+
+def test_it_comes_back_with_its_target(folder: Path) -> None:
     manager = SessionManager(MemoryStore(), drafting(folder))
     session, seq = manager.create(), manager.engine.create()
-    turn(manager, session, seq, 1, 300)
-    turn(manager, session, seq, 2, 60)
+    read(manager.engine, seq, TEXT[:400])
+    manager.save(session, seq, ())
     session.close()
     other = SessionManager(manager.store, drafting(folder))
-    again = other.open(session.id)
-    resumed, result = other.resume(again)
-    stored = other.manifest(session.id).draft
-    assert stored is not None
-    depths = parts_of(stored.layout, PartKind.POINT)[0].shape[0]
-    assert (result.reason, result.recomputed, result.draft) == (Reason.EXACT, 0, "restored")
-    assert stored.length == manager.engine.length(seq) - depths
-    for _ in range(12):
-        assert other.engine.propose(resumed) == manager.engine.propose(seq) != ()
+    resumed, result = other.resume(other.open(session.id))
+    assert (result.reason, result.draft, result.draft_restored) == (Reason.EXACT, "restored", 400)
+    expect_same(draft_of(other.engine, resumed), draft_of(manager.engine, seq))
+    for _ in range(6):
+        assert other.engine.propose(resumed) == manager.engine.propose(seq)
         assert other.engine.step(resumed) == manager.engine.step(seq)
 
 
-def test_a_session_that_is_cut_to_an_earlier_turn_guesses_as_it_did_there(folder: Path) -> None:
+@pytest.mark.parametrize("back", [255, 256, 257, 258])
+@pytest.mark.parametrize("change", [0, 1], ids=["read again", "other text"])
+def test_rows_that_saw_what_is_read_anew_are_not_kept(folder: Path, back: int, change: int) -> None:
+    """At the border of a chunk its last rows are of tokens behind it."""
     manager = SessionManager(MemoryStore(), drafting(folder))
     session, seq = manager.create(), manager.engine.create()
-    turn(manager, session, seq, 1, 300)
-    length, pending, guesses = (
-        manager.engine.length(seq),
-        manager.engine.choose(seq),
-        manager.engine.propose(seq),
-    )
-    turn(manager, session, seq, 2, 60)
+    read(manager.engine, seq, TEXT[:600])
+    manager.save(session, seq, ())
+    first = manager.manifest(session.id).draft
+    manager.engine.rewind(seq, back)
+    session.cut(back)
+    read(manager.engine, seq, [token ^ change for token in TEXT[back : back + 300]])
+    manager.save(session, seq, ())
     session.close()
-    fork = manager.fork(session.id, length=length)
-    other = SessionManager(manager.store, drafting(folder))
-    resumed, result = other.resume(other.open(fork.id))
-    assert (result.reason, result.restored, result.draft) == (Reason.EXACT, length, "restored")
-    other.engine.set_pending(resumed, pending)
-    assert other.engine.propose(resumed) == guesses != ()
+    manifest = manager.manifest(session.id)
+    stored = read_state(manager.store, manifest).draft
+    assert stored is not None
+    expect_same(stored, draft_of(manager.engine, seq))
+    assert first is not None
+    assert manifest.draft is not None
+    assert (manifest.draft.chunks[0] == first.chunks[0]) == (back >= 256 + DEPTHS)
