@@ -273,13 +273,9 @@ class MtpDrafter:
         places = places_of(state, self._place, self._device)
         at, ids = state.length, tuple(tokens[: state.length])
         missing = len(tokens) - state.reach  # read by an engine that did not draft
-        try:
-            self._with_room(seq, lambda: self._memory.restore(seq, ids, state.rows, ()))
-        except NoSlot:
-            return
         if missing > at:
-            self._forget(seq)
-            return
+            raise StateError(f"of {len(tokens):,} tokens {missing:,} were read without the drafter")
+        self._with_room(seq, lambda: self._memory.restore(seq, ids, state.rows, ()))
         unknown = places[at].new_zeros((missing, self._mtp.width))
         hidden = torch.cat((places[at], unknown))
         self._followed[seq] = Followed(0, at, list(tokens[at:]), hidden, places)

@@ -30,11 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def drafting(folder: Path) -> Engine:
+MTP = Draft("mtp", 3)
+
+
+def drafting(folder: Path, draft: Draft | None = MTP) -> Engine:
     """Deterministic, so that rows do not depend on when they were made."""
     settings = {"n_ctx": 1024, "num_cells": 4096, "num_seqs": 4, "threads": 1, "deterministic": True}
     kinds = {"dtype": "f32", "type_k": "f32", "type_v": "f32"}
-    return load_engine(folder, EngineConfig.from_mapping({**settings, **kinds}), draft=Draft("mtp", 3))
+    return load_engine(folder, EngineConfig.from_mapping({**settings, **kinds}), draft=draft)
 
 
 def read(engine: Engine, seq: SeqId, ids: list[int]) -> None:
@@ -72,6 +75,31 @@ def test_it_comes_back_with_its_target(folder: Path) -> None:
     for _ in range(6):
         assert other.engine.propose(resumed) == manager.engine.propose(seq)
         assert other.engine.step(resumed) == manager.engine.step(seq)
+
+
+@pytest.mark.parametrize(("more", "told"), [(100, "restored"), (400, "rebuilt: of 600 tokens 400 were read")])
+def test_what_was_read_without_it_in_between_it_makes_up_for_or_begins_anew(
+    folder: Path, more: int, told: str
+) -> None:
+    manager = SessionManager(MemoryStore(), drafting(folder))
+    session, seq = manager.create(), manager.engine.create()
+    read(manager.engine, seq, TEXT[:200])
+    manager.save(session, seq, ())
+    session.close()
+    between = SessionManager(manager.store, drafting(folder, None))
+    again = between.open(session.id)
+    seq, result = between.resume(again)
+    assert result.draft == "unused: no drafter is in use"
+    read(between.engine, seq, TEXT[200 : 200 + more])
+    between.save(again, seq, ())
+    again.close()
+    other = SessionManager(manager.store, drafting(folder))
+    seq, result = other.resume(other.open(session.id))
+    assert (result.reason, result.recomputed) == (Reason.EXACT, 0)
+    assert result.draft is not None
+    assert result.draft.startswith(told)
+    assert result.draft_restored == (200 if told == "restored" else 0)
+    assert other.engine.step(seq)
 
 
 @pytest.mark.parametrize("back", [255, 256, 257, 258])

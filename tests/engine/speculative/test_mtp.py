@@ -353,20 +353,26 @@ def test_places_are_those_before_a_cut_alone(folder: Path) -> None:
     assert [point.position for point in rows_of(engine, seq).points] == [engine.length(seq) - 2]
 
 
-@pytest.mark.parametrize(("count", "saved"), [(30, True), (60, False)])
+@pytest.mark.parametrize(("count", "made"), [(30, True), (60, False)])
 def test_what_was_read_without_it_is_made_of_tokens_where_it_is_not_the_most(
-    folder: Path, count: int, saved: bool
+    folder: Path, count: int, made: bool
 ) -> None:
+    """Where it is, the draft is refused: one begins anew without, and says so."""
     drafting, plain = open_drafting(folder), open_drafting(folder, None)
-    state = drafting.snapshot(begin(drafting))
-    seq = plain.restore(state)
-    plain.feed(seq, tokens(9, count - len(PROMPT)))
-    other = drafting.restore(replace(plain.snapshot(seq), draft=state.draft))
+    draft = drafting.snapshot(begin(drafting)).draft
+    seq = plain.create(GREEDY)
+    plain.feed(seq, [*PROMPT, *tokens(9, count - len(PROMPT))])
+    state = replace(plain.snapshot(seq), draft=draft)
+    if not made:
+        with pytest.raises(StateError, match="read without"):
+            drafting.restore(state)
+        state = replace(state, draft=None)
+    other = drafting.restore(state)
     assert drafting.propose(other) == ()
     drafting.step(other)
     drafting.step(other)
     assert drafting.propose(other)
-    assert (mtp_of(drafting).snapshot(other, drafting.tokens(other)) is not None) is saved
+    assert (mtp_of(drafting).snapshot(other, drafting.tokens(other)) is not None) is made
 
 
 def test_a_state_without_its_draft_goes_on_and_guesses_soon(folder: Path) -> None:
