@@ -294,7 +294,9 @@ def deterministic(family: str) -> tuple[Engine, Engine]:
     rounds=st.lists(st.tuples(DRAFTS, st.sampled_from(["", "fork", "restore"])), min_size=2, max_size=5),
     data=st.data(),
 )
-@pytest.mark.parametrize("family", list(MEMBERS))
+@pytest.mark.parametrize(
+    "family", [*MEMBERS, *(pytest.param(family, marks=pytest.mark.slow) for family in RECURRENT)]
+)
 def test_in_the_deterministic_mode_it_is_the_run_that_never_drafted(
     family: str, first: int, rounds: list[tuple[tuple[int, int], str]], data: st.DataObject
 ) -> None:
