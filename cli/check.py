@@ -32,7 +32,8 @@ def check(app: App, repair: bool) -> None:
             app.out.text(f"{problem.kind}: {problem.where}: {problem.message}")
         app.out.note(
             f"{report.num_sessions} sessions, {report.num_blobs} blobs, {size(report.nbytes)} read; "
-            f"{report.orphans} blobs for gc" + (f", {report.expired} expired" if report.expired else "")
+            f"{report.orphans} that nothing needs (gc takes those older than its grace)"
+            + (f", {report.expired} expired" if report.expired else "")
         )
     if report.problems:
         more = "" if repair else "; `tenuto check --repair` mends what it can"

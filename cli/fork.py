@@ -7,6 +7,7 @@ import click
 from cli.app import App
 from cli.arguments import as_data, session_argument
 from cli.options import with_app
+from cli.output import counted
 
 
 @click.command()
@@ -21,4 +22,4 @@ def fork(app: App, session: str, name: str | None, length: int | None) -> None:
         app.out.data(as_data(info))
         return
     app.out.text(info.id)
-    app.out.note(f"{info.length:,} tokens; talk on with: tenuto resume {info.name or info.id}")
+    app.out.note(f"{counted(info.length, 'token')}; talk on with: tenuto resume {info.name or info.id}")

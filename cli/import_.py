@@ -10,6 +10,7 @@ import click
 from cli.app import App
 from cli.arguments import as_data
 from cli.options import with_app
+from cli.output import counted
 
 
 @click.command("import")
@@ -31,4 +32,4 @@ def import_(app: App, path: str, name: str | None) -> None:
         app.out.data(as_data(info))
         return
     app.out.text(info.id)
-    app.out.note(f"{info.length:,} tokens; talk on with: tenuto resume {info.name or info.id}")
+    app.out.note(f"{counted(info.length, 'token')}; talk on with: tenuto resume {info.name or info.id}")

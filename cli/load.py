@@ -7,6 +7,7 @@ import click
 from cli.app import App
 from cli.arguments import as_data, pin_argument
 from cli.options import with_app
+from cli.output import counted
 
 
 @click.command()
@@ -22,4 +23,4 @@ def load(app: App, name: str) -> None:
         app.out.data(as_data(info))
         return
     app.out.text(info.id)
-    app.out.note(f"{info.length:,} tokens of {name}; talk on with: tenuto resume {info.id}")
+    app.out.note(f"{counted(info.length, 'token')} of {name}; talk on with: tenuto resume {info.id}")

@@ -69,6 +69,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 token`, `2,048 tokens`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"
 

@@ -11,7 +11,7 @@ from cli.drafting import told_drafting
 from cli.files import named_file, replacing
 from cli.lines import Lines
 from cli.options import SamplingOptions
-from cli.output import Output, one_line, size
+from cli.output import Output, counted, one_line, size
 from cli.reply import Interrupts, show, tell_ending
 from cli.restored import tell_restored, tell_reused
 from engine.errors import RankLost, TenutoError, UsageError
@@ -162,7 +162,7 @@ class Repl:
         with self._interrupts as interrupts:
             ask = Reply(self._sampling.max_tokens, self._sampling.stop, interrupts.asked)
             finish = show(start(ask), self._out).finish
-        tell_ending(self._out, finish, self._engine.n_ctx)
+        tell_ending(self._out, finish, self._engine)
         tell_reused(self._out, self.conversation.reused)
         self._tell_unsaved()
 
@@ -179,7 +179,7 @@ class Repl:
     def _save(self, name: str) -> None:
         if name:
             pin = self.conversation.pin(name)
-            self._out.note(f"kept {pin.length:,} tokens as {pin.name}")
+            self._out.note(f"kept {counted(pin.length, 'token')} as {pin.name}")
         else:
             saved = self.conversation.save()
             self._out.note(f"saved turn {saved.generation}, {size(saved.bytes_written)} written")
@@ -233,7 +233,9 @@ class Repl:
         if count and not count.isdecimal():
             raise UsageError("/rewind N takes back N turns")
         result = self.conversation.rewind(int(count or 1))
-        self._out.note(f"back at {len(self.conversation.ids):,} tokens (recomputed {result.recomputed:,})")
+        self._out.note(
+            f"back at {counted(len(self.conversation.ids), 'token')} (recomputed {result.recomputed:,})"
+        )
         self._tell_unsaved()
 
     def _export(self, path: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from engine.reply import Piece
+    from engine.runner import Engine
 
 _LEAVE = (signal.SIGTERM, signal.SIGHUP)
 
@@ -110,13 +111,13 @@ def show(pieces: Iterator[Piece], out: Output) -> Shown:
     return Shown("".join(text), finish, count)
 
 
-def tell_ending(out: Output, finish: str | None, n_ctx: int) -> None:
+def tell_ending(out: Output, finish: str | None, engine: Engine) -> None:
     """Why a reply ended, where it was not of itself."""
     if finish == "context":
-        out.warn(
-            f"[the context of {n_ctx:,} tokens is full: a rewind or a new session makes room, "
-            "--overflow shift drops the oldest text]"
-        )
+        told = f"the context of {engine.n_ctx:,} tokens is full: a rewind or a new session makes room"
+        if engine.config.overflow == "stop" and engine.shift_refusal is None:
+            told += ", --overflow shift drops the oldest text"
+        out.warn(f"[{told}]")
     elif finish in _ENDINGS:
         out.note(_ENDINGS[finish])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cli.output import Output, duration
+from cli.output import Output, counted, duration
 
 if TYPE_CHECKING:
     from sessions.restore import RestoreResult
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 def restored_line(result: RestoreResult) -> str:
     """`resumed 3,941 tokens in 48 ms (recomputed 0)`, the reason where it is not `exact`, and what became of
     the draft where one was stored or is missed."""
-    line = (
-        f"resumed {result.restored:,} tokens in {duration(result.seconds)} (recomputed {result.recomputed:,})"
-    )
+    restored, taken = counted(result.restored, "token"), duration(result.seconds)
+    line = f"resumed {restored} in {taken} (recomputed {result.recomputed:,})"
     if result.reason != "exact":
         line += f": {result.reason}" + (f", {result.detail}" if result.detail else "")
     return line if result.draft is None else f"{line}; draft {result.draft}"
@@ -35,7 +34,9 @@ def tell_reused(out: Output, result: RestoreResult | None) -> None:
     if result is None or result.reason == "new":
         return
     if result.reason == "prefix":
-        out.note(f"shared {result.restored:,} tokens with an earlier session (read {result.recomputed:,})")
+        out.note(
+            f"shared {counted(result.restored, 'token')} with an earlier session (read {result.recomputed:,})"
+        )
     else:
         out.warn(restored_line(result))
 

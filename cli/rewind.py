@@ -7,6 +7,7 @@ import click
 from cli.app import App
 from cli.arguments import as_data, session_argument
 from cli.options import with_app
+from cli.output import counted
 
 
 @click.command()
@@ -19,4 +20,4 @@ def rewind(app: App, session: str, turns: int) -> None:
     if app.out.as_json:
         app.out.data(as_data(info))
     else:
-        app.out.note(f"{info.id} is back at {info.length:,} tokens, {info.turns} turns")
+        app.out.note(f"{info.id} is back at {counted(info.length, 'token')}, {counted(info.turns, 'turn')}")

@@ -9,6 +9,7 @@ import click
 from cli.app import App
 from cli.arguments import session_argument
 from cli.options import with_app
+from cli.output import counted
 
 
 @click.command()
@@ -24,4 +25,4 @@ def save(app: App, session: str, name: str) -> None:
     if app.out.as_json:
         app.out.data(asdict(pin))
     else:
-        app.out.note(f"kept {pin.length:,} tokens of {pin.session} as {pin.name}")
+        app.out.note(f"kept {counted(pin.length, 'token')} of {pin.session} as {pin.name}")

@@ -7,7 +7,7 @@ import click
 from cli.app import App
 from cli.arguments import as_data, session_argument
 from cli.options import with_app
-from cli.output import moment, size
+from cli.output import counted, moment, size
 
 
 @click.command()
@@ -23,7 +23,8 @@ def show(app: App, session: str) -> None:
         return
     name = f"  ({info.name})" if info.name else ""
     app.out.text(f"{info.id}{name}")
-    app.out.text(f"{info.model}, {info.length:,} tokens, {info.turns} turns, saved {moment(info.updated)}")
+    tokens, turns = counted(info.length, "token"), counted(info.turns, "turn")
+    app.out.text(f"{info.model}, {tokens}, {turns}, saved {moment(info.updated)}")
     app.out.text(f"{size(info.own_bytes)} of its own, {size(info.shared_bytes)} shared")
     if info.parent:
         app.out.text(f"forked from {info.parent}")

@@ -88,7 +88,7 @@ def _answer(app: App, opened: Opened, sampling: SamplingOptions, prompt: str) ->
         ask = Reply(sampling.max_tokens, sampling.stop, interrupts.asked)
         reply = show(chat.say(prompt, ask), app.out)
     if not app.out.as_json:
-        tell_ending(app.out, reply.finish, opened.engine.n_ctx)
+        tell_ending(app.out, reply.finish, opened.engine)
         tell_reused(app.out, chat.reused)
     if app.out.as_json:
         app.out.data(

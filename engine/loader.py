@@ -64,10 +64,14 @@ def load_engine(
         except BaseException:
             ranks.end()
             raise
-    if draft is not None and draft.source == choice.MTP:
-        _predict(engine, draft, model, build_mtp(weights, placement, model))
-    elif draft is not None:
-        _speculate(engine, draft, config, cache_dir)
+    try:
+        if draft is not None and draft.source == choice.MTP:
+            _predict(engine, draft, model, build_mtp(weights, placement, model))
+        elif draft is not None:
+            _speculate(engine, draft, config, cache_dir)
+    except BaseException:
+        engine.end()
+        raise
     return engine
 
 

@@ -318,6 +318,11 @@ class Engine:
         NoSlot where rows that are shared find no room to be copied to; then nothing changed."""
         return shift(self._core, seq, n_keep, n_discard)
 
+    @property
+    def shift_refusal(self) -> str | None:
+        """Why no context can be shifted, or None where it can."""
+        return self._memory.refuse_shift()
+
     # --- states -------------------------------------------------------------------------------
 
     def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState:

@@ -42,8 +42,8 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
 
 
 def gumbel(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:
-    """Standard Gumbel noise for each of `ids`, the same for the same seed, position and id. The largest sum of
-    a logarithm and its noise falls on each id as often as it is likely."""
+    """Standard Gumbel noise for each of `ids`, the same for the same seed, position and id. The largest sum
+    of a logarithm and its noise falls on each id as often as it is likely."""
     noise: Floats = -np.log(-np.log(uniform(seed, position, ids)))
     return noise
 
@@ -56,7 +56,8 @@ def uniform(seed: int, position: int, ids: npt.NDArray[np.int64]) -> Floats:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    numbers: Floats = ((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    return numbers
 
 
 def _penalised(params: SamplerParams) -> bool:
