@@ -42,7 +42,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows [start, stop) of the ubatch, over keys [first, end) of their segment's slot."""
+    """Rows [start, stop) of the ubatch, over keys [first, end) of their reading's slot."""
 
     start: int
     stop: int
@@ -53,10 +53,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one segment reads in layers of one kind: the rows in `slot`, block by block of its queries."""
+    """What one segment reads in layers of one kind, block by block of its queries. `slot` has the rows that
+    segments of its sequence read, read once for all of them; the segment's own begin with row `first`."""
 
     segment: Segment
     slot: Slot
+    first: int
     blocks: tuple[Block, ...]
 
 
@@ -113,12 +115,15 @@ class PartsView:
         if keys.hadamard is not None:
             q = keys.hadamard.rotate(q)
         out = []
+        read: Slot | None = None
         for index, reading in enumerate(self._reading(part, q.shape[1] // keys.num_heads)):
             if chosen is not None and reading.segment.stop - reading.segment.start == 1:
                 out.append(self._of_picked(part, reading, q, chosen[index][..., 0, :], scoring))
                 continue
-            k_rows = keys.read(reading.slot)
-            v_rows = k_rows[..., : part.need.value_size] if values is keys else values.read(reading.slot)
+            if read is not reading.slot:
+                read = reading.slot
+                k_rows = keys.read(read)
+                v_rows = k_rows[..., : part.need.value_size] if values is keys else values.read(read)
             for block in reading.blocks:
                 seen = slice(block.first, block.end)
                 rows = q[block.start : block.stop]
@@ -126,7 +131,8 @@ class PartsView:
                     out.append(attend(rows, k_rows[seen], v_rows[seen], block.mask, scoring))
                     continue
                 at = slice(block.start - reading.segment.start, block.stop - reading.segment.start)
-                picked, v_seen = chosen[index][..., at, seen], part.need.value_size or v_rows[seen]
+                own = slice(block.first - reading.first, block.end - reading.first)
+                picked, v_seen = chosen[index][..., at, own], part.need.value_size or v_rows[seen]
                 out.append(narrowed(rows, k_rows[seen], v_seen, block.mask, picked, scoring))
         joined = out[0] if len(out) == 1 else torch.cat(out)
         return joined if values.hadamard is None else values.hadamard.rotate(joined)
@@ -140,13 +146,13 @@ class PartsView:
         size, group = part.need.value_size, q.shape[1] // keys.num_heads
         row = q[reading.segment.start : reading.segment.stop]
         if picked.dim() == 1:
-            slot = reading.slot.pick(picked.nonzero()[:, 0])
+            slot = reading.slot.pick(picked.nonzero()[:, 0] + reading.first)
             k_rows = keys.read(slot)
             v_rows = k_rows[..., :size] if values is keys else values.read(slot)
             return attend(row, k_rows, v_rows, None, scoring)
         out = []
         for head, of_head in enumerate(picked):
-            slot = reading.slot.pick(of_head.nonzero()[:, 0])
+            slot = reading.slot.pick(of_head.nonzero()[:, 0] + reading.first)
             heads = slice(head * group, (head + 1) * group)
             k_rows = keys.read_head(slot, head)
             v_rows = k_rows[..., :size] if values is keys else values.read_head(slot, head)
@@ -159,17 +165,23 @@ class PartsView:
     def _reading(self, part: RowsPart, group: int) -> tuple[Reading, ...]:
         key = (id(part.table), part.need.window, group)
         if key not in self._readings:
-            self._readings[key] = tuple(self._read(part, segment, group) for segment in self.segments)
+            spans: dict[SeqId, Segment] = {}
+            for of in self.segments:
+                spans[of.seq] = Segment(of.seq, spans.get(of.seq, of).start, of.stop)
+            readings = (self._read(part, segment, spans[segment.seq], group) for segment in self.segments)
+            self._readings[key] = tuple(readings)
         return self._readings[key]
 
-    def _read(self, part: RowsPart, segment: Segment, group: int) -> Reading:
-        slot, keys = self._slot(part, segment)
+    def _read(self, part: RowsPart, segment: Segment, span: Segment, group: int) -> Reading:
+        """`span` is from the start of the sequence's first segment to the end of its last."""
+        slot, keys = self._slot(part, span)
         queries = self.positions[segment.start : segment.stop]
+        own = int(np.searchsorted(keys, _first_visible(part, queries)))
         blocks = tuple(
             self._block(part, group, segment.start + at, queries[at : at + BLOCK], keys)
             for at in range(0, len(queries), BLOCK)
         )
-        return Reading(segment, slot, blocks)
+        return Reading(segment, slot, own, blocks)
 
     def _block(self, part: RowsPart, group: int, start: int, queries: Ints, keys: Ints) -> Block:
         first = int(np.searchsorted(keys, _first_visible(part, queries)))
