@@ -54,9 +54,9 @@ class DeviceStates:
         self._budget = budget
         self._generation = 0
         self._kept: dict[SeqId, Kept] = {}
-        #: generation of the newest copy of each sequence that has had one, freed or not
+        #: by id of a sequence, the generation of the newest copy, freed or not
         self._newest: dict[SeqId, int] = {}
-        #: generation of the last copy, of any sequence, that was made before the id was given up
+        #: by id of a sequence, the generation of the last copy of any that was made before the id was given up
         self._ended: dict[SeqId, int] = {}
 
     def nbytes(self) -> int:
@@ -104,7 +104,6 @@ class DeviceStates:
     def end(self, seq: SeqId) -> None:
         """The sequence is given up; whoever has its id next knows nothing of it."""
         self._kept.pop(seq, None)
-        self._newest.pop(seq, None)
         self._ended[seq] = self._generation
 
 

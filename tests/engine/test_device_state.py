@@ -217,6 +217,27 @@ def test_a_handle_of_an_engine_with_other_rows_is_foreign(
         assert refused.value.details["reason"] == "foreign"
 
 
+@pytest.mark.parametrize("happened", ["nothing", "stale", "freed", "closed"])
+def test_a_foreign_handle_is_foreign_whatever_happened_to_our_own(
+    happened: str, make_engine: MakeEngine
+) -> None:
+    engine, other = make_engine(), make_engine()
+    theirs = other.device_snapshot(begun(other, PAST))
+    seq = begun(engine, PAST)
+    ours = engine.device_snapshot(seq)
+    assert dataclasses.replace(theirs, engine=ours.engine) == ours
+    match happened:
+        case "stale":
+            engine.device_snapshot(seq)
+        case "freed":
+            engine.device_free(ours)
+        case "closed":
+            engine.close(seq)
+    with pytest.raises(HandleRefused) as refused:
+        engine.device_restore(theirs)
+    assert refused.value.details["reason"] == "foreign"
+
+
 def test_the_good_handle_stays_good_beside_those_that_are_refused(engine: Engine) -> None:
     seq = begun(engine, PAST)
     old = engine.device_snapshot(seq)
@@ -292,6 +313,17 @@ def test_what_cannot_fit_is_not_even_copied(make_engine: MakeEngine, monkeypatch
     monkeypatch.setattr(engine._memory, "snapshot", taken)
     with pytest.raises(NoSlot):
         engine.device_snapshot(seq)
+
+
+def test_window_rows_beyond_those_that_are_needed_count_too(
+    make_engine: MakeEngine, windowed_path: Path
+) -> None:
+    least = least_nbytes(make_engine(windowed_path).layout, len(PAST))
+    engine = make_engine(windowed_path, device_state_bytes=least)
+    seq = begun(engine, PAST)
+    with pytest.raises(NoSlot):
+        engine.device_snapshot(seq)
+    assert engine._device_states.nbytes() == 0
 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 120])
