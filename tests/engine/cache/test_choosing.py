@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from engine.batch import Ubatch
 from engine.cache import attention
@@ -17,7 +19,7 @@ from engine.cache.parts_memory import PartsMemory
 from engine.cache.rows import RowBuffer, Slot
 from engine.cache.view import BLOCK
 from engine.state import SeqId
-from tests.engine.cache.harness import A, B
+from tests.engine.cache.harness import A, B, interleaved
 from tests.engine.cache.members import (
     SCALE,
     compute,
@@ -135,6 +137,44 @@ def test_choices_go_by_segment() -> None:
         sight = visible_to(positions[own], range(len(line)), None) & choice
         expected = definition(queries(k_need, tokens[own]), k, v, sight, SCALE)
         assert torch.allclose(out[own].double(), expected, atol=1e-5)
+    plan.commit()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("per_head", [None, False, True], ids=["all", "chosen", "chosen per head"])
+@pytest.mark.parametrize("window", [None, WindowSpec(5), WindowSpec(4, chunked=True)], ids=str)
+def test_segments_of_one_sequence_each_see_their_own_rows(
+    window: WindowSpec | None, per_head: bool | None, deterministic: bool
+) -> None:
+    """Those of a mixed batch, or one for every token."""
+    memory_spec = replace(wide_spec(window), deterministic=deterministic)
+    memory = tiny_memory(memory_spec)
+    feed(memory_spec, memory, (A, range(6)), (B, range(100, 107)))
+    batch = interleaved(next_batch(memory, (A, range(6, 14)), (B, [112, 113])), 1)
+    plan = memory.plan(batch)
+    lines = {A: list(range(14)), B: [*range(100, 107), 112, 113]}
+    k_need, v_need = needs_of(memory_spec)
+    for index, ubatch in enumerate(plan.ubatches):
+        view = plan.apply(index)
+        tokens, positions = ubatch.tokens.tolist(), ubatch.positions.tolist()
+        k, v = (rows_of(need, tokens, positions) for need in (k_need, v_need))
+        chosen, sights = [], []
+        for segment in ubatch.segments:
+            at = positions[segment.start : segment.stop]
+            first = 0 if window is None else int(window.first_visible(np.array(at))[0])
+            choice = random_choice(len(at), at[-1] + 1 - first, at[-1], HEADS if per_head else None)
+            sight = visible_to(at, range(at[-1] + 1), window)
+            chosen.append(choice)
+            sights.append(sight if per_head is None else sight & F.pad(choice, (first, 0)))
+        out = view.attend(
+            0, queries(k_need, tokens), k, v, SCALE, chosen=None if per_head is None else chosen
+        )
+        for segment, sight in zip(ubatch.segments, sights, strict=True):
+            line = lines[segment.seq][: sight.shape[-1]]
+            k, v = (rows_of(need, line, range(len(line))) for need in (k_need, v_need))
+            own = slice(segment.start, segment.stop)
+            expected = definition(queries(k_need, tokens[own]), k, v, sight, SCALE)
+            assert torch.allclose(out[own].double(), expected, atol=1e-5)
     plan.commit()
 
 
