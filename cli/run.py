@@ -7,6 +7,7 @@ import time
 
 import click
 
+from cli.choosing import best_of_data, check_best_of, told_best_of
 from cli.drafting import drafting_data
 from cli.loading import load
 from cli.options import EngineOptions, SamplingOptions, engine_options, sampling_options, with_output
@@ -19,6 +20,12 @@ from engine.errors import UsageError
 @click.argument("prompt", required=False, metavar="[PROMPT|-]")
 @click.option("--system", metavar="TEXT", help="What the conversation begins with.")
 @click.option("--raw", is_flag=True, help="Complete the text as it stands, without a chat template.")
+@click.option(
+    "--best-of",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sample N replies, and give the one whose tokens the model finds likeliest.",
+)
 @engine_options
 @sampling_options
 @with_output
@@ -27,6 +34,7 @@ def run(
     prompt: str | None,
     system: str | None,
     raw: bool,
+    best_of: int | None,
     engine: EngineOptions,
     sampling: SamplingOptions,
 ) -> None:
@@ -36,14 +44,23 @@ def run(
     """
     if prompt is None and sys.stdin.isatty():
         raise UsageError("nothing to answer: give a prompt, or pipe one in")
+    if best_of is not None:
+        check_best_of(engine, sampling)
     text = sys.stdin.read() if prompt in (None, "-") else prompt
     assert text is not None
-    _answer(out, text, system, raw, engine, sampling)
+    _answer(out, text, system, raw, best_of, engine, sampling)
 
 
 def _answer(
-    out: Output, text: str, system: str | None, raw: bool, options: EngineOptions, sampling: SamplingOptions
+    out: Output,
+    text: str,
+    system: str | None,
+    raw: bool,
+    count: int | None,
+    options: EngineOptions,
+    sampling: SamplingOptions,
 ) -> None:
+    from engine.best_of import best_of
     from engine.state import SamplerParams
 
     engine = load(options, None, out)
@@ -61,7 +78,14 @@ def _answer(
     started = time.perf_counter()
     engine.feed(seq, ids)
     read = time.perf_counter() - started
-    reply = show(engine.generate(seq, sampling.max_tokens, sampling.stop), out)
+    found = None if count is None else best_of(engine, seq, count, sampling.max_tokens, sampling.stop)
+    if found is None:
+        pieces = engine.generate(seq, sampling.max_tokens, sampling.stop)
+    else:
+        pieces = iter(found.best.pieces)
+    reply = show(pieces, out)
+    if found is not None and not out.as_json:
+        out.note(told_best_of(found))
     if out.as_json:
         out.data(
             {
@@ -73,5 +97,6 @@ def _answer(
                 "prompt_seconds": read,
                 "seconds": time.perf_counter() - started,
                 "drafting": drafting_data(engine),
+                "best_of": None if found is None else best_of_data(found),
             }
         )

@@ -56,7 +56,7 @@ class DeviceStates:
         self._kept: dict[SeqId, Kept] = {}
         #: by id of a sequence, the generation of the newest copy, freed or not
         self._newest: dict[SeqId, int] = {}
-        #: by id of a sequence, the generation of the last copy of any that was made before the id was given up
+        #: by id of a sequence, the generation of the last copy of any made before that id was given up
         self._ended: dict[SeqId, int] = {}
 
     def nbytes(self) -> int:

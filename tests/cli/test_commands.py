@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import Corrupt, NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
+from engine.errors import Corrupt, DeviceMissing, NoChatTemplate, ProblemsFound, SessionNotFound, UsageError
 from sessions.stores.open import open_store
 from tests.cli.conftest import Tenuto
 
@@ -176,6 +176,49 @@ def test_run_answers_and_keeps_nothing(tenuto: Tenuto) -> None:
 def test_the_same_seed_says_the_same_words(tenuto: Tenuto) -> None:
     said = [tenuto("run", "hello", "--seed", seed, "--temp", "2", *SHORT).out for seed in ("1", "1", "2")]
     assert said[0] == said[1] != said[2]
+
+
+def test_the_best_of_several_is_what_alone_it_would_have_been(tenuto: Tenuto) -> None:
+    sampled = (*SHORT, "--temp", "2", "--seed", "5")
+    done = tenuto("run", "hello", "--best-of", "3", "--json", *sampled)
+    assert done.code == 0, done.err
+    found = done.json["best_of"]
+    means = [candidate["mean_logprob"] for candidate in found["candidates"]]
+    assert found["chosen"] == means.index(max(means))
+    assert found["candidates"][0]["seed"] == 5
+    seed = str(found["candidates"][found["chosen"]]["seed"])
+    alone = tenuto("run", "hello", *SHORT, "--temp", "2", "--seed", seed)
+    assert alone.out == done.json["text"] + "\n"
+    told = tenuto("run", "hello", "--best-of", "3", *sampled)
+    assert told.out == alone.out
+    assert told.err.startswith(f"reply {found['chosen'] + 1} of 3; mean log-probability of a token: -")
+    assert tenuto("run", "hello", "--best-of", "3", "-q", *sampled).err == ""
+
+
+@pytest.mark.parametrize("wrong", [("--temp", "0"), ("--draft", "ngram")])
+def test_where_there_is_nothing_to_choose_from_the_best_is_not_asked_for(
+    wrong: tuple[str, ...], tenuto: Tenuto
+) -> None:
+    done = tenuto("run", "hello", "--best-of", "3", "-m", "no-such-model", *wrong)
+    assert (done.code, done.out) == (UsageError.exit_code, "")
+    assert done.err.count("\n") == 1
+    assert wrong[0] in done.err
+
+
+def test_without_gpus_another_main_gpu_changes_nothing_and_a_gpu_is_one_clear_error(
+    tenuto: Tenuto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    greedy = ("run", "hello", *SHORT, "--temp", "0")
+    plain = tenuto(*greedy)
+    for chosen in (("--main-gpu", "3"), ("--main-gpu", "3", "--device", "cpu")):
+        done = tenuto(*greedy, *chosen)
+        assert (done.code, done.out) == (0, plain.out), done.err
+    for chosen in (("--device", "cuda"), ("--main-gpu", "3", "--device", "cuda")):
+        done = tenuto(*greedy, *chosen)
+        assert (done.code, done.out) == (DeviceMissing.exit_code, "")
+        assert done.err == "tenuto: device cuda: torch finds no CUDA GPU on this machine\n"
+    assert DeviceMissing.exit_code == 25
 
 
 def test_resume_of_nothing_and_chat_with_nothing_to_go_on_with(tenuto: Tenuto) -> None:
