@@ -73,7 +73,9 @@ class ModelDrafter:
         """Nothing: the engine that reads the same tokens for another sequence shares their rows."""
 
     def snapshot(self, seq: SeqId, tokens: Sequence[int], since: int = 0) -> DraftState | None:
-        mine = self._own(seq)
+        if seq not in self._seqs:
+            return None
+        mine = self._seqs[seq]
         length = self._back_to(mine, tokens)
         if not length:
             return None
