@@ -1,0 +1,64 @@
+"""What a client asks of the backend: messages, how to reply to them, and what to keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.state import SamplerParams
+from serialization.blobs import BlobId
+from sessions.restore import Fallback
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """`role` is one that the chat template knows ("system", "user", "assistant")."""
+
+    role: str
+    text: str
+
+
+class Format(StrEnum):
+    """What the text of a reply may be."""
+
+    TEXT = "text"
+    JSON_OBJECT = "json_object"  # one JSON object, by never choosing a token that could not become one
+
+
+class Keep(StrEnum):
+    """What is stored of a stateless completion."""
+
+    NOTHING = "nothing"  # no byte of it, and no later call finds it in memory
+    PAST = "past"  # so much that the next call finds its past; the one that goes on from it replaces it
+    SESSION = "session"  # a session of its own, which stays (a response that others may name as parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How to reply.
+
+    max_tokens     of each reply; None: until the model or the context ends it
+    stop           texts that end a reply, and are not part of it
+    sampler        None: the session's own, or the defaults for a new one. It is the session's from then on
+    num_replies    how many replies are said to one prompt, with seeds made from the sampler's (see
+                   `best_of.seed_of`); only the first becomes part of a session
+    logprobs       with each token its log-probability, and so many of the likeliest in its place; None for
+                   neither. Drafts are not used meanwhile
+    format         what the text may be
+    fallback       what happens to stored rows that cannot be believed
+    expected       the turn that the session must stand at (`SessionView.etag`); None: at any
+    salt           shares no past, in memory or stored, but with calls of the same tenant and the same salt
+    cancel         asked between batches from another thread: must be quick, and must not raise
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampler: SamplerParams | None = None
+    num_replies: int = 1
+    logprobs: int | None = None
+    format: Format = Format.TEXT
+    fallback: Fallback = Fallback.RECOMPUTE
+    expected: BlobId | None = None
+    salt: str = ""
+    cancel: Callable[[], bool] | None = None
