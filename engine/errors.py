@@ -30,15 +30,18 @@
     │   ├── StoreUnavailable       41   the server or folder cannot be reached
     │   ├── StoreFull              42   no room left on the device, or over the byte budget
     │   └── IndexDamaged           43   the store's own index is broken (`check --repair` rebuilds it)
-    └── SessionError               50
-        ├── SessionNotFound        51
-        ├── SessionExists          52   a name that is taken
-        ├── SessionAmbiguous       53   a prefix of an id that fits several sessions
-        ├── StaleSession           54   the session moved on since it was read
-        ├── LeaseHeld              55   another process is writing to the session
-        ├── LeaseLost              56   our own lease ended, or was taken over
-        ├── NoCheckpoint           57   the session cannot be resumed at that position
-        └── ProblemsFound          58   `check` found something wrong
+    ├── SessionError               50
+    │   ├── SessionNotFound        51
+    │   ├── SessionExists          52   a name that is taken
+    │   ├── SessionAmbiguous       53   a prefix of an id that fits several sessions
+    │   ├── StaleSession           54   the session moved on since it was read
+    │   ├── LeaseHeld              55   another process is writing to the session
+    │   ├── LeaseLost              56   our own lease ended, or was taken over
+    │   ├── NoCheckpoint           57   the session cannot be resumed at that position
+    │   └── ProblemsFound          58   `check` found something wrong
+    └── ServiceError               60
+        ├── Busy                   61   as many turns run and wait as may
+        └── Draining               62   the service is being ended, and takes no more turns
 
 The number is the exit code of the command line. A message is one line, written for the person
 who reads it; `details` holds what a program may want to know.
@@ -207,3 +210,15 @@ class NoCheckpoint(SessionError):
 
 class ProblemsFound(SessionError):
     exit_code = 58
+
+
+class ServiceError(TenutoError):
+    exit_code = 60
+
+
+class Busy(ServiceError):
+    exit_code = 61
+
+
+class Draining(ServiceError):
+    exit_code = 62
