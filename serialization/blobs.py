@@ -15,12 +15,16 @@ from blake3 import blake3
 
 from engine.errors import Corrupt, UnknownFeature
 
-#: "<class>-b3-<64 hex>": the class says how long to keep it, "b3" that the digest is BLAKE3-256.
+#: "<class>-<digest's kind>-<64 hex>": the class says how long to keep it, "b3" that the digest is BLAKE3-256
+#: of the stored bytes, "k3" that they are sealed and it is a keyed one of what they were before.
 BlobId = NewType("BlobId", str)
 
 Bytes = bytes | bytearray | memoryview
 
-_BLOB_ID = re.compile(r"(rows|point|manifest)-b3-[0-9a-f]{64}")
+#: A sealed blob ends with so many bytes of BLAKE3 over its name and all before, for who has no key.
+CHECKSUM_NBYTES = 32
+
+_BLOB_ID = re.compile(r"(rows|point|manifest)-(b3|k3)-[0-9a-f]{64}")
 
 
 class BlobClass(StrEnum):
@@ -49,9 +53,24 @@ def blob_class(blob: BlobId) -> BlobClass:
     return BlobClass(blob.partition("-")[0])
 
 
+def is_sealed(blob: BlobId) -> bool:
+    """Whether the name is of a blob that was enciphered (docs/format.md, section 11)."""
+    return blob.split("-")[1] == "k3"
+
+
+def checksum(blob: BlobId, data: Bytes) -> bytes:
+    """How a sealed blob ends whose bytes before are `data`."""
+    return blake3(blob.encode() + b"\0").update(data).digest(length=CHECKSUM_NBYTES)
+
+
 def verify_blob(blob: BlobId, data: Bytes) -> None:
-    """Raises Corrupt unless `data` is what `blob` names."""
-    if blob_id(blob_class(blob), data) != blob:
+    """Raises Corrupt unless `data` is what `blob` names; of a sealed one, unless it is as it was written."""
+    if is_sealed(blob):
+        view = memoryview(data)
+        sound = view[-CHECKSUM_NBYTES:] == checksum(blob, view[:-CHECKSUM_NBYTES])
+    else:
+        sound = blob_id(blob_class(blob), data) == blob
+    if not sound:
         raise Corrupt(f"blob {short(blob)}: the stored bytes are not those that were written")
 
 
@@ -82,7 +101,9 @@ class StrayInfo:
 class Store(Protocol):
     """Blobs and refs of one tenant.
 
-    Blobs are immutable and named by their bytes. Refs are small named values (at most 64 KiB) and
+    Blobs are immutable and named by their bytes, or where they are sealed by a keyed digest of what they
+    were before: then equal names mean equal contents, and the bytes may be replaced by others that say the
+    same. Refs are small named values (at most 64 KiB) and
     `swap` is the only commit: all blobs that a ref's value names are put before it. Names of refs are
     '/'-separated words of [A-Za-z0-9._-]; a store never turns them into paths.
     """
@@ -92,6 +113,10 @@ class Store(Protocol):
 
         Raises StoreFull, StoreUnavailable. After an error no partial blob is visible.
         """
+        ...
+
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        """`put` under the name `blob`, which the caller made for `data`; it replaces what is there."""
         ...
 
     def get(self, blob: BlobId) -> bytes:
@@ -165,6 +190,16 @@ class Store(Protocol):
 
         Blobs can be listed and read while the index is damaged.
         """
+        ...
+
+    def scoped(self, session: str) -> Store:
+        """Where blobs that belong to one session are put: this very store, unless sessions have keys of their
+        own, so that each has its own copy of what is equal. Anything can be read from either."""
+        ...
+
+    def wipe(self) -> None:
+        """Delete all there is of this tenant: blobs of any age, refs, strays, and what was set aside. Nobody
+        may be writing; the store can be used on, empty."""
         ...
 
     def close(self) -> None: ...

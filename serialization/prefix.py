@@ -16,6 +16,8 @@ class Letter(Enum):
     BLOB = b"B"
     MANIFEST = b"M"
     ARCHIVE = b"A"
+    SEALED = b"S"
+    KEYS = b"K"
 
 
 def prefix(letter: Letter) -> bytes:

@@ -117,6 +117,9 @@ class FaultyStore:
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         return self._call(self.store.put, cls, data)
 
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        self._call(self.store.put_as, blob, data)
+
     def get(self, blob: BlobId) -> bytes:
         return self._call(self.store.get, blob)
 
@@ -167,6 +170,12 @@ class FaultyStore:
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
         self.store.rebuild(refs)
+
+    def scoped(self, session: str) -> FaultyStore:
+        return self
+
+    def wipe(self) -> None:
+        self.store.wipe()
 
     def close(self) -> None:
         self.store.close()

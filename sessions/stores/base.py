@@ -28,6 +28,7 @@ class StoreConfig:
     """Limits in bytes, times in seconds. Retention times matter to Redis alone; None keeps for ever."""
 
     max_blob: int = 64 * 1024 * 1024
+    max_ref: int = MAX_REF_NBYTES
     busy_timeout: float = 30.0  # how long a ref waits for other processes (disk)
     connect_timeout: float = 5.0
     reply_timeout: float = 30.0
@@ -40,6 +41,7 @@ class StoreConfig:
     def __post_init__(self) -> None:
         for name in (
             "max_blob",
+            "max_ref",
             "busy_timeout",
             "connect_timeout",
             "reply_timeout",
@@ -95,20 +97,26 @@ def check_prefix(prefix: str) -> None:
         raise NameRefused(f"not the start of a ref name: {prefix[:40]!r}")
 
 
-def check_swap(name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None) -> None:
+def check_swap(
+    name: str,
+    old: bytes | None,
+    new: bytes | None,
+    guard: tuple[str, bytes] | None,
+    max_nbytes: int = MAX_REF_NBYTES,
+) -> None:
     """Raises NameRefused or LimitExceeded before a swap touches anything."""
     check_ref_name(name)
     if guard is not None:
         check_ref_name(guard[0])
     for value in (old, new, None if guard is None else guard[1]):
-        if value is not None and len(value) > MAX_REF_NBYTES:
-            raise LimitExceeded(f"ref {name}: {len(value):,} bytes, at most {MAX_REF_NBYTES:,} are allowed")
+        if value is not None and len(value) > max_nbytes:
+            raise LimitExceeded(f"ref {name}: {len(value):,} bytes, at most {max_nbytes:,} are allowed")
 
 
-def check_refs(refs: Mapping[str, bytes]) -> None:
+def check_refs(refs: Mapping[str, bytes], max_nbytes: int = MAX_REF_NBYTES) -> None:
     """Raises NameRefused or LimitExceeded for any of `refs`."""
     for name, value in refs.items():
-        check_swap(name, None, value, None)
+        check_swap(name, None, value, None, max_nbytes)
 
 
 def check_blob_size(nbytes: int, config: StoreConfig) -> None:

@@ -1,4 +1,5 @@
-"""The blobs of a disk store: one file each, under `<class>/<first hex digit>/<digest>`.
+"""The blobs of a disk store: one file each, under `<class>/<first hex digit>/<digest>`, of a sealed one
+`<class>/<first hex digit>/k3-<digest>`.
 
 Why a delete never wins over a put that renewed the age. Both change a blob's name or age only
 while they hold the flock of its shard folder. A put that finds the blob renews the file's mtime
@@ -34,7 +35,7 @@ from sessions.stores.base import StoreConfig, check_blob_size
 from sessions.stores.folder import discard, disk_errors, locked, make_folder, opened_folder, write_temp
 
 SHARDS = "0123456789abcdef"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"(k3-)?[0-9a-f]{64}")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -49,8 +50,13 @@ def create_tree(folder: int) -> None:
         os.fsync(folder)
 
 
-def _digest(blob: BlobId) -> str:
-    return blob.rpartition("-")[2]
+def _name(blob: BlobId) -> str:
+    """The name of the blob's file. Digests of the bytes are the rule, so they need no mark."""
+    return blob.partition("-")[2].removeprefix("b3-")
+
+
+def _blob(cls: BlobClass, name: str) -> BlobId:
+    return BlobId(f"{cls}-{name}" if name.startswith("k3-") else f"{cls}-b3-{name}")
 
 
 class BlobTree:
@@ -62,15 +68,21 @@ class BlobTree:
 
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         """See `Store.put`. A damaged file of the same name is replaced by the right bytes."""
+        check_blob_size(memoryview(data).nbytes, self._config)
+        blob = blob_id(cls, data)
+        self.put_as(blob, data)
+        return blob
+
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        """See `Store.put_as`."""
         view = memoryview(data).cast("B")
         check_blob_size(view.nbytes, self._config)
-        blob = blob_id(cls, view)
+        parse_blob_id(blob)
         with disk_errors(f"writing blob {short(blob)}"), self._shard_of(blob) as shard:
-            if not self._renew(shard, _digest(blob), view):
-                self._write(shard, _digest(blob), view)
+            if not self._renew(shard, _name(blob), view):
+                self._write(shard, _name(blob), view)
             # Also after a renewal: whoever wrote the file may not have come to this line yet.
             os.fsync(shard)
-        return blob
 
     def _renew(self, shard: int, name: str, view: memoryview) -> bool:
         try:
@@ -108,7 +120,7 @@ class BlobTree:
         parse_blob_id(blob)
         with disk_errors(f"reading blob {short(blob)}"), self._shard_of(blob) as shard:
             try:
-                fd = os.open(_digest(blob), _READ, dir_fd=shard)
+                fd = os.open(_name(blob), _READ, dir_fd=shard)
             except FileNotFoundError:
                 raise BlobMissing(f"blob {short(blob)} is not in the store") from None
             except OSError as error:
@@ -133,17 +145,17 @@ class BlobTree:
 
     def _has(self, blob: BlobId) -> bool:
         with disk_errors(f"looking for blob {short(blob)}"), self._shard_of(blob) as shard:
-            found = stat_entry(shard, _digest(blob))
+            found = stat_entry(shard, _name(blob))
             return found is not None and stat.S_ISREG(found.st_mode)
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         for cls, _, name, found in self._entries():
-            if _DIGEST.fullmatch(name) and stat.S_ISREG(found.st_mode):
-                yield BlobInfo(BlobId(f"{cls}-b3-{name}"), found.st_size, age_of(found))
+            if _NAME.fullmatch(name) and stat.S_ISREG(found.st_mode):
+                yield BlobInfo(_blob(cls, name), found.st_size, age_of(found))
 
     def list_stray(self) -> Iterator[StrayInfo]:
         for cls, shard, name, found in self._entries():
-            if not (_DIGEST.fullmatch(name) and stat.S_ISREG(found.st_mode)):
+            if not (_NAME.fullmatch(name) and stat.S_ISREG(found.st_mode)):
                 yield StrayInfo(f"{cls}/{shard}/{name}", found.st_size, age_of(found))
 
     def usage(self) -> int:
@@ -152,7 +164,7 @@ class BlobTree:
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         parse_blob_id(blob)
-        name = _digest(blob)
+        name = _name(blob)
         with disk_errors(f"deleting blob {short(blob)}"), self._shard_of(blob) as shard:
             return unlink_old(shard, name, older_than)
 
@@ -176,7 +188,7 @@ class BlobTree:
             yield fd
 
     def _shard_of(self, blob: BlobId) -> contextlib.AbstractContextManager[int]:
-        return self._shard(blob_class(blob), _digest(blob)[0])
+        return self._shard(blob_class(blob), blob.rpartition("-")[2][0])
 
     def _entries(self) -> Iterator[tuple[BlobClass, str, str, os.stat_result]]:
         for cls in BlobClass:

@@ -29,7 +29,7 @@ from sessions.stores.folder import (
     opened_folder,
     sync_folder,
 )
-from sessions.stores.index import RefIndex
+from sessions.stores.index import SET_ASIDE, RefIndex
 
 TENANTS = "tenants"
 BLOBS = "blobs"
@@ -87,6 +87,9 @@ class DiskStore:
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         return self._open_tree().put(cls, data)
 
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        self._open_tree().put_as(blob, data)
+
     def get(self, blob: BlobId) -> bytes:
         return self._open_tree().get(blob)
 
@@ -125,11 +128,11 @@ class DiskStore:
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:
-        check_swap(name, old, new, guard)
+        check_swap(name, old, new, guard, self._config.max_ref)
         return self._index.swap(name, old, new, guard)
 
     def hint(self, refs: Mapping[str, bytes]) -> None:
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         self._index.hint(refs)
 
     @property
@@ -150,8 +153,22 @@ class DiskStore:
         return self._index.check()
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         self._index.rebuild(refs)
+
+    def scoped(self, session: str) -> DiskStore:
+        return self
+
+    def wipe(self) -> None:
+        """The bytes are unlinked, not overwritten."""
+        for info in self.list_blobs():
+            self.delete_blob(info.blob, 0.0)
+        self._index.rebuild({})
+        self.sweep(0.0)
+        with self._opened_tenant() as tenant:
+            for name in os.listdir(tenant):
+                if name.startswith(SET_ASIDE):
+                    os.unlink(name, dir_fd=tenant)
 
     def close(self) -> None:
         self._index.close()

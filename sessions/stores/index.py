@@ -23,6 +23,7 @@ from sessions.stores.base import printable, seal, unseal, unseal_row
 from sessions.stores.folder import disk_errors, locked, opened_folder, share_locked, sync_folder
 
 INDEX = "index.sqlite"
+SET_ASIDE = "set-aside-"
 VERSION = 1
 _COMPANIONS = ("-wal", "-shm")
 _DAMAGED = frozenset(
@@ -201,7 +202,7 @@ class RefIndex:
             for companion in ("", *_COMPANIONS):
                 damaged = Path(f"{self._path}{companion}")
                 if os.path.lexists(damaged):
-                    os.rename(damaged, self._folder / f"set-aside-{stamp}-{INDEX}{companion}")
+                    os.rename(damaged, self._folder / f"{SET_ASIDE}{stamp}-{INDEX}{companion}")
             os.rename(temp, self._path)
             sync_folder(self._folder)
         except sqlite3.Error as error:

@@ -63,11 +63,16 @@ class MemoryStore:
 
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         check_blob_size(memoryview(data).nbytes, self._config)
+        blob = blob_id(cls, data)
+        self.put_as(blob, data)
+        return blob
+
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        check_blob_size(memoryview(data).nbytes, self._config)
+        parse_blob_id(blob)
         kept = bytes(data)
-        blob = blob_id(cls, kept)
         with self._held.lock:
             self._held.blobs[blob] = (kept, self._clock())
-        return blob
 
     def get(self, blob: BlobId) -> bytes:
         parse_blob_id(blob)
@@ -128,7 +133,7 @@ class MemoryStore:
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:
-        check_swap(name, old, new, guard)
+        check_swap(name, old, new, guard, self._config.max_ref)
         with self._held.lock:
             if self._value(name) != old or (guard is not None and self._value(guard[0]) != guard[1]):
                 return False
@@ -139,7 +144,7 @@ class MemoryStore:
             return True
 
     def hint(self, refs: Mapping[str, bytes]) -> None:
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         with self._held.lock:
             self._held.refs.update((name, seal(name, value)) for name, value in refs.items())
 
@@ -167,11 +172,19 @@ class MemoryStore:
         return tuple(problems)
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         with self._held.lock:
             self._held.aside.append(dict(self._held.refs))
             self._held.refs.clear()
             self._held.refs.update((name, seal(name, value)) for name, value in refs.items())
+
+    def scoped(self, session: str) -> MemoryStore:
+        return self
+
+    def wipe(self) -> None:
+        with self._held.lock:
+            for held in (self._held.blobs, self._held.refs, self._held.aside):
+                held.clear()
 
     def close(self) -> None:
         """Nothing to close: the content lives as long as its backing."""

@@ -85,16 +85,20 @@ class RedisStore:
         return f"RedisStore(tenant={self._tenant!r})"
 
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
+        check_blob_size(memoryview(data).nbytes, self._config)
+        blob = blob_id(cls, data)
+        self.put_as(blob, data)
+        return blob
+
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
         view = memoryview(data).cast("B")
         check_blob_size(view.nbytes, self._config)
-        blob = blob_id(cls, view)
-        keys, ttl = (self._blob(blob), self._ages), self._ttl(cls)
+        keys, ttl = (self._blob(parse_blob_id(blob)), self._ages), self._ttl(blob_class(blob))
         with _redis_errors():
             digest = hashlib.sha1(view, usedforsecurity=False).hexdigest()
             if not self._client.eval(scripts.RENEW, 2, *keys, blob, ttl, digest):
                 self._client.eval(scripts.PUT, 2, *keys, blob, ttl, bytes(view))
             self._acknowledge(f"blob {short(blob)}")
-        return blob
 
     def get(self, blob: BlobId) -> bytes:
         """Reading renews the blob's time to live, not its age."""
@@ -181,7 +185,7 @@ class RedisStore:
 
         If the server stays away, StoreUnavailable has `outcome="unknown"` among its details.
         """
-        check_swap(name, old, new, guard)
+        check_swap(name, old, new, guard, self._config.max_ref)
         sealed = ["" if value is None else seal(name, value) for value in (old, new)]
         against = ("", "") if guard is None else (guard[0], seal(*guard))
         keys = (self._refs, f"{self._prefix}op:{secrets.token_hex(16)}")
@@ -196,7 +200,7 @@ class RedisStore:
         return False
 
     def hint(self, refs: Mapping[str, bytes]) -> None:
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         if refs:
             with _redis_errors():
                 self._client.hset(
@@ -239,12 +243,22 @@ class RedisStore:
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
         """The refs set aside stay for 30 days, under the key `…:aside:<time>`."""
-        check_refs(refs)
+        check_refs(refs, self._config.max_ref)
         aside = f"{self._prefix}aside:{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         given = [part for name, value in refs.items() for part in (name, seal(name, value))]
         with _redis_errors():
             self._client.eval(scripts.REBUILD, 2, self._refs, aside, _ASIDE_TTL, *given)
             self._acknowledge("the rebuilt refs")
+
+    def scoped(self, session: str) -> RedisStore:
+        return self
+
+    def wipe(self) -> None:
+        kept = f"{self._prefix}version".encode()
+        for keys in self._scan(f"{self._prefix}*"):
+            self._many("unlink", [(key,) for key in keys if key != kept])
+        with _redis_errors():
+            self._acknowledge("the wiped store")
 
     def close(self) -> None:
         with contextlib.suppress(*CLIENT_ERRORS):

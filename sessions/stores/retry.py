@@ -43,6 +43,9 @@ class RetryingStore:
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         return self._try(lambda: self._store.put(cls, data))
 
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        self._try(lambda: self._store.put_as(blob, data))
+
     def get(self, blob: BlobId) -> bytes:
         return self._try(lambda: self._store.get(blob))
 
@@ -93,6 +96,15 @@ class RetryingStore:
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
         self._store.rebuild(refs)
+
+    def scoped(self, session: str) -> Store:
+        own = self._store.scoped(session)
+        if own is self._store:
+            return self
+        return RetryingStore(own, self._attempts, self._first, self._ceiling, self._sleep)
+
+    def wipe(self) -> None:
+        self._try(self._store.wipe)
 
     def close(self) -> None:
         self._store.close()

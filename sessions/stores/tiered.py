@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.errors import BlobMissing, ConfigError, TenutoError
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, blob_class
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
 
 _MAX_FAULTS = 100
 
@@ -49,7 +49,7 @@ class CacheTier:
             data = self._get(blob)
         return data
 
-    def put(self, cls: BlobClass, blob: BlobId, data: Bytes) -> None:
+    def put(self, blob: BlobId, data: Bytes) -> None:
         """Keeps a copy, making room for it first; one beyond the whole budget is not kept."""
         nbytes = memoryview(data).nbytes
         with self._lock, self._forgiving():
@@ -60,11 +60,17 @@ class CacheTier:
                 self._used += nbytes
                 self._sizes[blob] = nbytes
             self._sizes.move_to_end(blob)
-            self._store.put(cls, data)
+            self._store.put_as(blob, data)
 
     def delete(self, blob: BlobId) -> None:
         with self._lock, self._forgiving():
             self._evict(blob)
+
+    def wipe(self) -> None:
+        """Raises what the store raises: that copies stay behind is not forgiven."""
+        with self._lock:
+            self._store.wipe()
+            self._count()
 
     def close(self) -> None:
         self._store.close()
@@ -124,9 +130,12 @@ class TieredStore:
 
     def put(self, cls: BlobClass, data: Bytes) -> BlobId:
         blob = self._last.put(cls, data)
-        for cache in self._caches:
-            cache.put(cls, blob, data)
+        self._fill(self._caches, blob, data)
         return blob
+
+    def put_as(self, blob: BlobId, data: Bytes) -> None:
+        self._last.put_as(blob, data)
+        self._fill(self._caches, blob, data)
 
     def get(self, blob: BlobId) -> bytes:
         for depth, cache in enumerate(self._caches):
@@ -192,11 +201,18 @@ class TieredStore:
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
         self._last.rebuild(refs)
 
+    def scoped(self, session: str) -> TieredStore:
+        return self
+
+    def wipe(self) -> None:
+        for wipe in (self._last.wipe, *(cache.wipe for cache in self._caches)):
+            wipe()
+
     def close(self) -> None:
         for close in (*(cache.close for cache in self._caches), self._last.close):
             close()
 
     @staticmethod
-    def _fill(caches: Sequence[CacheTier], blob: BlobId, data: bytes) -> None:
+    def _fill(caches: Sequence[CacheTier], blob: BlobId, data: Bytes) -> None:
         for cache in caches:
-            cache.put(blob_class(blob), blob, data)
+            cache.put(blob, data)
