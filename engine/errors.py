@@ -39,9 +39,14 @@
     │   ├── LeaseLost              56   our own lease ended, or was taken over
     │   ├── NoCheckpoint           57   the session cannot be resumed at that position
     │   └── ProblemsFound          58   `check` found something wrong
-    └── ServiceError               60
-        ├── Busy                   61   as many turns run and wait as may
-        └── Draining               62   the service is being ended, and takes no more turns
+    ├── ServiceError               60
+    │   ├── Busy                   61   as many turns run and wait as may
+    │   └── Draining               62   the service is being ended, and takes no more turns
+    └── KeysError                  70
+        ├── KeyRefused             71   an API key that is none of ours, or was revoked
+        ├── SealRefused            72   a sealed store without its keys, or keys where nothing is sealed
+        ├── KeyFileRefused         73   a key file that is damaged, missing, or that others may read
+        └── Erased                 74   its keys were destroyed: nobody can read it any more
 
 The number is the exit code of the command line. A message is one line, written for the person
 who reads it; `details` holds what a program may want to know.
@@ -222,3 +227,23 @@ class Busy(ServiceError):
 
 class Draining(ServiceError):
     exit_code = 62
+
+
+class KeysError(TenutoError):
+    exit_code = 70
+
+
+class KeyRefused(KeysError):
+    exit_code = 71
+
+
+class SealRefused(KeysError):
+    exit_code = 72
+
+
+class KeyFileRefused(KeysError):
+    exit_code = 73
+
+
+class Erased(KeysError):
+    exit_code = 74
