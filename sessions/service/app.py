@@ -1,0 +1,64 @@
+"""The HTTP application: routes over a backend, and what stands before them.
+
+A request passes, from the outside in: `observing` (its id, log and metrics), `access` (its tenant), `bodies`
+(its size), then its route. Routes are one file for each group, and know only a `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TextIO
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from engine.errors import TenutoError
+from sessions.service import health
+from sessions.service.access import Access, Keys
+from sessions.service.backend import Backend
+from sessions.service.bodies import Bodies
+from sessions.service.call import Service
+from sessions.service.config import ServiceConfig
+from sessions.service.logs import Log
+from sessions.service.metrics import Metrics
+from sessions.service.observing import Observing
+from sessions.service.openapi import describe
+from sessions.service.refusals import http_error, invalid, tenuto_error
+from sessions.service.threads import Threads
+
+ROUTERS = (health.router,)
+
+
+def build_app(
+    backend: Backend,
+    config: ServiceConfig | None = None,
+    keys: Keys | None = None,
+    log: TextIO | None = None,
+) -> FastAPI:
+    """An application that answers for `backend`, which stays its owner's: it is not closed with it. Without
+    `keys` everyone is the tenant "default", so it must not be reachable from elsewhere. `log` is written one
+    line a request."""
+    config = config or ServiceConfig()
+    service = Service(backend, config, Metrics(backend), Threads(config.max_requests, config.threads))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.threads.close()
+
+    app = FastAPI(title="tenuto", version=version("tenuto"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_exception_handler(TenutoError, tenuto_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    for router in ROUTERS:
+        app.include_router(router)
+    # The last that is added is the outermost.
+    app.add_middleware(Bodies, config=config)
+    app.add_middleware(Access, keys=keys, config=config)
+    app.add_middleware(Observing, config=config, metrics=service.metrics, log=Log(log))
+    describe(app, with_keys=keys is not None)
+    return app

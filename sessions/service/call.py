@@ -1,0 +1,86 @@
+"""What a route is handed: the service, and the request that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, ParamSpec, TypeVar
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from sessions.restore import RestoreResult
+from sessions.service.ask import Ask
+from sessions.service.backend import Backend
+from sessions.service.config import ServiceConfig
+from sessions.service.metrics import Metrics
+from sessions.service.record import Record, record_of
+from sessions.service.running import Turn
+from sessions.service.threads import Threads
+from sessions.service.told import Told
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all requests share."""
+
+    backend: Backend
+    config: ServiceConfig
+    metrics: Metrics
+    threads: Threads
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. `tenant` is whom it speaks for."""
+
+    service: Service
+    request: Request
+    record: Record
+
+    @property
+    def tenant(self) -> str:
+        assert self.record.tenant is not None, "a route that needs no key asked for the tenant"
+        return self.record.tenant
+
+    @property
+    def backend(self) -> Backend:
+        return self.service.backend
+
+    async def run(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a blocking verb returns or raises."""
+        return await self.service.threads.call(verb, *args, **kwargs)
+
+    def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]]) -> Turn:
+        """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`."""
+
+        def heard(told: Told) -> None:
+            self.record.hear(told)
+            self.service.metrics.hear(told)
+
+        return Turn(
+            self.service.threads,
+            lambda cancel: begin(replace(ask, cancel=cancel)),
+            self.request.receive,
+            heard,
+        )
+
+
+def call_of(request: Request) -> Call:
+    return Call(request.app.state.service, request, record_of(request.scope))
+
+
+#: The parameter of a route that is given the call.
+TheCall = Annotated[Call, Depends(call_of)]
+
+
+def restored_headers(restored: RestoreResult) -> dict[str, str]:
+    """On every reply that restored anything."""
+    return {
+        "x-tenuto-restored-tokens": str(restored.restored),
+        "x-tenuto-recomputed-tokens": str(restored.recomputed),
+        "x-tenuto-reason": restored.reason.value,
+    }

@@ -1,0 +1,35 @@
+"""How the HTTP service behaves: its limits, and whom it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """max_body      bytes of a request's body; of an archive that is imported, `max_import`
+    max_depth     how deep lists and objects may nest in a body
+    max_requests  requests that are answered at once, streams among them; beyond them 429
+    threads       threads for all that is not a turn (a turn has one of its own)
+    keepalive     seconds without an event after which a stream says that it is alive
+    retry_after   seconds, told to whom is refused for load and no better number is known
+    hosts         names that a request's Host may have beside those of the loopback, without API keys (with
+                  keys any: a key is what a page of elsewhere has not)
+    """
+
+    max_body: int = 8 << 20
+    max_import: int = 64 << 30
+    max_depth: int = 64
+    max_requests: int = 512
+    threads: int = 16
+    keepalive: float = 15.0
+    retry_after: float = 1.0
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, tuple) and not value > 0:
+                raise ConfigError(f"service: {field.name} = {value} must be positive")

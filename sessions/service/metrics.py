@@ -1,0 +1,90 @@
+"""What the service counts, for Prometheus. A registry of its own: two services in one process each count
+for themselves."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from sessions.restore import RestoreResult
+from sessions.service.backend import Backend
+from sessions.service.told import Begun, Ended, Told
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Safe from many threads. Labels are of fixed sets: never an id, a name or a path."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._registry = registry = CollectorRegistry()
+        self._restores = Counter("tenuto_restores", "Restores, by reason", ["reason"], registry=registry)
+        self._restored = Counter("tenuto_restored_tokens", "Tokens not read again", registry=registry)
+        self._recomputed = Counter(
+            "tenuto_recomputed_tokens", "Tokens that were read again", registry=registry
+        )
+        self._prompt = Counter("tenuto_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._said = Counter("tenuto_reply_tokens", "Tokens that were said", registry=registry)
+        self._restore_seconds = Histogram(
+            "tenuto_restore_seconds", "How long a restore took", buckets=_SECONDS, registry=registry
+        )
+        self._save_seconds = Histogram(
+            "tenuto_save_seconds", "How long a save took", buckets=_SECONDS, registry=registry
+        )
+        self._saved_bytes = Counter("tenuto_saved_bytes", "Bytes that saves wrote", registry=registry)
+        self._unsaved = Counter("tenuto_save_errors", "Turns that could not be saved", registry=registry)
+        self._requests = Counter(
+            "tenuto_http_requests", "Requests answered", ["route", "method", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "tenuto_http_request_seconds", "Until an answer's last byte", ["route"], registry=registry
+        )
+        self._gauges = {
+            name: Gauge(f"tenuto_{name}", text, registry=registry)
+            for name, text in (
+                ("turns_running", "Turns that run now"),
+                ("turns_waiting", "Turns that wait to run"),
+                ("sessions_resident", "Sessions in memory that nobody is talking to"),
+                ("turns_unsaved", "Turns in memory that could not be saved yet"),
+                ("prefill_speed", "Tokens read a second, a moving median"),
+                ("decode_speed", "Tokens said a second, a moving median"),
+            )
+        }
+
+    def hear(self, told: Told) -> None:
+        """What a turn told."""
+        match told:
+            case Begun():
+                self._prompt.inc(told.prompt_tokens)
+                self.restored(told.restored)
+            case Ended():
+                self._said.inc(sum(reply.num_tokens for reply in told.replies))
+                if told.saved is not None:
+                    self._save_seconds.observe(told.saved.seconds)
+                    self._saved_bytes.inc(told.saved.bytes_written)
+                if told.save_error is not None:
+                    self._unsaved.inc()
+
+    def restored(self, result: RestoreResult) -> None:
+        self._restores.labels(result.reason.value).inc()
+        self._restored.inc(result.restored)
+        self._recomputed.inc(result.recomputed)
+        self._restore_seconds.observe(result.seconds)
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, method, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """All of them, in Prometheus's text format."""
+        load = self._backend.load()
+        for name, value in (
+            ("turns_running", load.running),
+            ("turns_waiting", load.waiting),
+            ("sessions_resident", load.resident),
+            ("turns_unsaved", load.unsaved),
+            ("prefill_speed", load.prefill_speed or 0),
+            ("decode_speed", load.decode_speed or 0),
+        ):
+            self._gauges[name].set(value)
+        return generate_latest(self._registry)
