@@ -43,6 +43,7 @@ class Kept:
     handle: DeviceState
     state: SequenceState
     logits: torch.Tensor | None
+    scope: str = ""
 
 
 class DeviceStates:
@@ -71,13 +72,15 @@ class DeviceStates:
                 f"{self._budget:,} of device_state_bytes"
             )
 
-    def keep(self, seq: SeqId, state: SequenceState, logits: torch.Tensor | None) -> DeviceState:
+    def keep(
+        self, seq: SeqId, state: SequenceState, logits: torch.Tensor | None, scope: str = ""
+    ) -> DeviceState:
         """Keep `state` in place of the sequence's old one. Raises NoSlot, and then the old one stays."""
         nbytes = _nbytes(state)
         self.check_room(seq, nbytes)
         self._generation += 1
         handle = DeviceState(self._mark, seq, self._generation, state.length, nbytes)
-        self._kept[seq] = Kept(handle, state, logits)
+        self._kept[seq] = Kept(handle, state, logits, scope)
         self._newest[seq] = handle.generation
         return handle
 
@@ -115,7 +118,7 @@ def device_snapshot(
     states.check_room(seq, least_nbytes(core.memory.layout, len(record.tokens)))
     with _memory_of_device():
         state = take()
-    return states.keep(seq, state, record.logits)
+    return states.keep(seq, state, record.logits, record.scope)
 
 
 def device_restore(core: Core, states: DeviceStates, handle: DeviceState, seq: SeqId | None) -> SeqId:
@@ -139,7 +142,7 @@ def _land(core: Core, seq: SeqId, kept: Kept) -> None:
     state = kept.state
     with _memory_of_device():
         core.slots.with_room(lambda: core.memory.replace(seq, state.tokens, state.rows, state.points))
-    record = Record.of(state)
+    record = Record.of(state, kept.scope)
     record.logits = kept.logits
     core.slots.replace(seq, record)
     if core.drafter is not None:

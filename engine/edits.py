@@ -11,7 +11,7 @@ from engine.state import Pending, SeqId
 def fork(core: Core, seq: SeqId) -> SeqId:
     """See `Engine.fork`."""
     record = core.record(seq)
-    copy = core.slots.open(record.sampler)
+    copy = core.slots.open(record.sampler, record.scope)
     try:
         core.memory.copy(seq, copy)
     except BaseException:

@@ -27,7 +27,7 @@ from engine.models.base import Model, Trunk
 from engine.parallel.lead import Lead
 from engine.reply import Piece
 from engine.sequence import Record
-from engine.slots import Slots, memory_spec
+from engine.slots import Resting, Slots, memory_spec
 from engine.speculative.base import Drafter
 from engine.speculative.speculation import Figures, Speculation, Step
 from engine.state import (
@@ -120,14 +120,24 @@ class Engine:
 
     # --- sequences ----------------------------------------------------------------------------
 
-    def create(self, sampler: SamplerParams | None = None) -> SeqId:
-        """An empty sequence. Raises NoSlot while `num_seqs` are in use."""
-        return self._slots.open(sampler or SamplerParams())
+    def create(self, sampler: SamplerParams | None = None, scope: str = "") -> SeqId:
+        """An empty sequence, which shares rows within its `scope` alone. Raises NoSlot while `num_seqs` are
+        in use."""
+        return self._slots.open(sampler or SamplerParams(), scope)
 
     def close(self, seq: SeqId) -> None:
         """Done with the sequence; its rows stay as a known prefix until their room is needed."""
         self._slots.close(seq)
         self._device_states.end(seq)
+
+    def rest(self, seq: SeqId) -> Resting:
+        """Close the sequence, but so that `wake` finds it as it was, unless its room was needed meanwhile."""
+        self._device_states.end(seq)
+        return self._slots.rest(seq)
+
+    def wake(self, resting: Resting) -> SeqId | None:
+        """The sequence that was put to rest, or None where it is gone. Raises NoSlot."""
+        return self._slots.wake(resting)
 
     def tokens(self, seq: SeqId) -> tuple[int, ...]:
         """The fed ids."""
@@ -180,7 +190,7 @@ class Engine:
         if not ids:
             return FeedResult(0, 0)
         self.check_room(seq, len(ids))
-        before = None if record.tokens else record.fork()
+        was_empty, edge = not record.tokens, record.edge
         shared = done = self.share(seq, ids)
         try:
             while done < len(ids) and not (cancel and cancel()):
@@ -190,9 +200,8 @@ class Engine:
                 if progress:
                     progress(done, len(ids))
         finally:
-            if before is not None and done == shared:
-                self._memory.remove(seq, 0, None)
-                self._slots.replace(seq, before)
+            if was_empty and done == shared:
+                self.unshare(seq, edge)
                 shared = done = 0
         return FeedResult(shared, done - shared)
 
@@ -200,7 +209,7 @@ class Engine:
         """Let an empty sequence share the rows of the longest known prefix of `tokens`, all but the last
         of them at most; the one that follows is pending. Returns how many; 0 for one that is not empty."""
         record = self._slots[seq]
-        found = None if record.tokens else self._slots.longest(tokens[:-1])
+        found = None if record.tokens else self._slots.longest(tokens[:-1], record.scope)
         if found is None:
             return 0
         source, length = found
@@ -210,6 +219,11 @@ class Engine:
         record.append(tokens[:length])
         record.edge = Pending(tokens[length])
         return length
+
+    def unshare(self, seq: SeqId, edge: Edge) -> None:
+        """Undo a `share` that nothing was read after: the sequence is empty again, and `edge` follows."""
+        rewind(self._core, seq, 0)
+        self._slots[seq].edge = edge
 
     def advance(
         self, work: Mapping[SeqId, Sequence[int]], guesses: Mapping[SeqId, Sequence[int]] | None = None
@@ -222,9 +236,9 @@ class Engine:
         """
         return advance(self._core, work, guesses or {})
 
-    def known_prefix(self, tokens: Sequence[int]) -> int:
+    def known_prefix(self, tokens: Sequence[int], scope: str = "") -> int:
         """How many leading `tokens` a feed to an empty sequence would share."""
-        found = self._slots.longest(tokens[:-1])
+        found = self._slots.longest(tokens[:-1], scope)
         return found[1] if found else 0
 
     # --- tokens out ---------------------------------------------------------------------------
@@ -342,7 +356,7 @@ class Engine:
             draft=None if self.drafter is None else self.drafter.snapshot(seq, record.tokens, since),
         )
 
-    def restore(self, state: SequenceState) -> SeqId:
+    def restore(self, state: SequenceState, scope: str = "") -> SeqId:
         """A sequence that goes on where `state` stopped, all or nothing: the draft too, unless
         `draft_refusal` says why not.
 
@@ -350,7 +364,7 @@ class Engine:
         """
         vocab = self._model.vocab_size
         check_state(state, self.fingerprint, self.layout, vocab, self.n_ctx)
-        seq = self._slots.open(state.sampler)
+        seq = self._slots.open(state.sampler, scope)
         try:
             if state.tokens:
                 self._slots.with_room(
@@ -363,7 +377,7 @@ class Engine:
         except BaseException:
             self._slots.discard(seq)
             raise
-        self._slots.replace(seq, Record.of(state))
+        self._slots.replace(seq, Record.of(state, scope))
         return seq
 
     def draft_refusal(self, draft: Fingerprint | None) -> str | None:

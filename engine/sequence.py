@@ -27,7 +27,7 @@ CANARY_LOGITS = 16
 class Record:
     """`tokens` are fed; `logits` (float32 [vocab]) follow the last of them, while they are known.
 
-    `canary` is that of a restored state, until tokens follow.
+    `canary` is that of a restored state, until tokens follow. Rows are shared within one `scope` alone.
     """
 
     sampler: SamplerParams
@@ -36,12 +36,13 @@ class Record:
     edge: Edge = None
     logits: torch.Tensor | None = None
     canary: Canary | None = None
+    scope: str = ""
 
     @classmethod
-    def of(cls, state: SequenceState) -> Record:
+    def of(cls, state: SequenceState, scope: str = "") -> Record:
         # Without a canary the logits are older than the rows: a shift came between.
         fresh = state.edge.logits if isinstance(state.edge, NextLogits) and state.canary else None
-        return cls(state.sampler, list(state.tokens), state.spans, state.edge, fresh, state.canary)
+        return cls(state.sampler, list(state.tokens), state.spans, state.edge, fresh, state.canary, scope)
 
     def follow(self, logits: torch.Tensor) -> None:
         """`logits` were just computed for what follows."""

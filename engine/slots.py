@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.cache.memory import Memory, MemoryNeeds, MemorySpec
@@ -16,6 +17,14 @@ Result = TypeVar("Result")
 
 #: Beyond the sequences in use: one for an idle prefix, or for a moment's scratch work.
 SPARE = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resting:
+    """Stands for a sequence that was put to rest, and for nothing else: an id is used again, this is not."""
+
+    seq: SeqId
+    record: Record
 
 
 class Slots:
@@ -33,12 +42,11 @@ class Slots:
             raise EngineError(f"there is no live sequence {seq}")
         return self._live[seq]
 
-    def open(self, sampler: SamplerParams) -> SeqId:
+    def open(self, sampler: SamplerParams, scope: str = "") -> SeqId:
         """An empty sequence. Raises NoSlot while `num_seqs` are live."""
-        if len(self._live) >= self._num_seqs:
-            raise NoSlot(f"all {self._num_seqs} sequences are in use; close one, or raise num_seqs")
+        self._check_live()
         seq = self._vacant()
-        self._live[seq] = Record(sampler)
+        self._live[seq] = Record(sampler, scope=scope)
         return seq
 
     def close(self, seq: SeqId) -> None:
@@ -47,6 +55,24 @@ class Slots:
         del self._live[seq]
         if record.tokens:
             self._idle[seq] = record
+
+    def rest(self, seq: SeqId) -> Resting:
+        """As `close`, with what wakes the sequence as it was."""
+        resting = Resting(seq, self[seq])
+        self.close(seq)
+        return resting
+
+    def rests(self, resting: Resting) -> bool:
+        """Whether the sequence could be woken: it has not given way to others, and rests still."""
+        return self._idle.get(resting.seq) is resting.record
+
+    def wake(self, resting: Resting) -> SeqId | None:
+        """The sequence in use again, or None where it gave way. Raises NoSlot while `num_seqs` are live."""
+        if not self.rests(resting):
+            return None
+        self._check_live()
+        self._live[resting.seq] = self._idle.pop(resting.seq)
+        return resting.seq
 
     def replace(self, seq: SeqId, record: Record) -> None:
         """Put `record` in place of that of a live sequence, whose rows are the record's by now."""
@@ -61,10 +87,13 @@ class Slots:
         """An empty sequence for a moment's work inside the engine; `discard` ends it."""
         return self._vacant()
 
-    def longest(self, tokens: Sequence[int]) -> tuple[SeqId, int] | None:
-        """The sequence that shares the most leading tokens, as far as it could go on from there."""
+    def longest(self, tokens: Sequence[int], scope: str) -> tuple[SeqId, int] | None:
+        """The sequence of this scope that shares the most leading tokens, as far as it could go on from
+        there. Others are not even compared, so that no time tells of them."""
         best: tuple[SeqId, int] | None = None
         for seq, record in [*self._live.items(), *self._idle.items()]:
+            if record.scope != scope:
+                continue
             length = self._memory.last_resumable(seq, record.shareable(tokens))
             if length and (best is None or length > best[1]):
                 best = seq, length
@@ -80,6 +109,10 @@ class Slots:
             except NoSlot:
                 if not self._evict():
                     raise
+
+    def _check_live(self) -> None:
+        if len(self._live) >= self._num_seqs:
+            raise NoSlot(f"all {self._num_seqs} sequences are in use; close one, or raise num_seqs")
 
     def _vacant(self) -> SeqId:
         taken = {*self._live, *self._idle}

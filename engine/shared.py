@@ -1,0 +1,188 @@
+"""`SharedEngine`: the verbs of an engine for many threads, whose replies share batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from engine.driver import Driver
+from engine.errors import EngineError
+from engine.generation import Cancel
+from engine.reply import Piece
+from engine.runner import FeedResult
+from engine.scheduler import Options, Read
+from engine.slots import Resting
+from engine.speculative.base import Drafter
+from engine.state import Canary, Edge, Fingerprint, SamplerParams, SeqId, SequenceState, Span
+from engine.streams import Stream
+from engine.template import ChatTemplate
+from engine.tokenizer import Tokenizer
+
+
+class SharedEngine:
+    """See `verbs.Verbs`, and `Engine` for what each verb does. Every verb is safe from any thread; a sequence
+    is used by one thread at a time.
+
+    Sequences of one `scope` share rows of equal pasts, and those of two never do. While a prompt is read or a
+    reply said, others' are in the same batches; one that finds no cells waits while others go on.
+    """
+
+    def __init__(self, driver: Driver, scope: str = "") -> None:
+        self._driver = driver
+        self._engine = driver.engine
+        self._scope = scope
+
+    @property
+    def model_name(self) -> str:
+        return self._engine.model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._engine.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        return self._engine.template
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self._engine.fingerprint
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self._engine.drafter
+
+    @property
+    def n_ctx(self) -> int:
+        return self._engine.n_ctx
+
+    # --- sequences ----------------------------------------------------------------------------
+
+    def create(self, sampler: SamplerParams | None = None) -> SeqId:
+        return self._driver.call(lambda engine: engine.create(sampler, self._scope))
+
+    def close(self, seq: SeqId) -> None:
+        self._driver.let_go(seq, lambda engine: engine.close(seq))
+
+    def rest(self, seq: SeqId) -> Resting:
+        return self._driver.let_go(seq, lambda engine: engine.rest(seq))
+
+    def wake(self, resting: Resting) -> SeqId | None:
+        return self._driver.call(lambda engine: engine.wake(resting))
+
+    # What a sequence is between two verbs of its own thread is changed by no other: it is read right here,
+    # and no batch is waited for.
+
+    def tokens(self, seq: SeqId) -> tuple[int, ...]:
+        return self._engine.tokens(seq)
+
+    def length(self, seq: SeqId) -> int:
+        return self._engine.length(seq)
+
+    def edge(self, seq: SeqId) -> Edge:
+        return self._engine.edge(seq)
+
+    def spans(self, seq: SeqId) -> tuple[Span, ...]:
+        return self._engine.spans(seq)
+
+    def logits(self, seq: SeqId) -> torch.Tensor | None:
+        return self._engine.logits(seq)
+
+    def sampler(self, seq: SeqId) -> SamplerParams:
+        return self._engine.sampler(seq)
+
+    def set_sampler(self, seq: SeqId, sampler: SamplerParams) -> None:
+        self._driver.edit(seq, lambda engine: engine.set_sampler(seq, sampler))
+
+    def set_pending(self, seq: SeqId, token: int) -> None:
+        self._driver.edit(seq, lambda engine: engine.set_pending(seq, token))
+
+    # --- tokens in and out --------------------------------------------------------------------
+
+    def feed(
+        self,
+        seq: SeqId,
+        tokens: Sequence[int],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        cancel: Cancel | None = None,
+    ) -> FeedResult:
+        """See `Engine.feed`. `progress` is called in this thread, `cancel` is asked in the driver's."""
+        if not tokens:
+            return FeedResult(0, 0)
+        stream = self._driver.feed(seq, tokens, cancel)
+        try:
+            while True:
+                item = stream.items.get()
+                if not isinstance(item, Read):
+                    raise _raised(item)
+                done = item.shared + item.computed
+                if progress and item.computed:
+                    progress(done, len(tokens))
+                if not item.left:
+                    return FeedResult(item.shared, item.computed)
+                self._driver.was_read(stream)
+        finally:
+            self._leave(stream)
+
+    def known_prefix(self, tokens: Sequence[int]) -> int:
+        return self._driver.call(lambda engine: engine.known_prefix(tokens, self._scope))
+
+    def generate(
+        self,
+        seq: SeqId,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        cancel: Cancel | None = None,
+    ) -> Iterator[Piece]:
+        """See `Engine.generate`: what was computed ahead of a reader who closes early is taken back."""
+        stream = self._driver.reply(seq, Options(max_tokens, tuple(stop)), cancel)
+        try:
+            while True:
+                item = stream.items.get()
+                if not isinstance(item, Piece):
+                    raise _raised(item)
+                self._driver.was_read(stream)
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            self._leave(stream)
+
+    # --- edits --------------------------------------------------------------------------------
+
+    def fork(self, seq: SeqId) -> SeqId:
+        return self._driver.call(lambda engine: engine.fork(seq))
+
+    def rewind(self, seq: SeqId, length: int) -> None:
+        self._driver.edit(seq, lambda engine: engine.rewind(seq, length))
+
+    def last_resumable(self, seq: SeqId, at_most: int) -> int:
+        return self._driver.call(lambda engine: engine.last_resumable(seq, at_most))
+
+    def mark(self, seq: SeqId) -> None:
+        self._driver.call(lambda engine: engine.mark(seq))
+
+    # --- states -------------------------------------------------------------------------------
+
+    def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState:
+        return self._driver.call(lambda engine: engine.snapshot(seq, since))
+
+    def restore(self, state: SequenceState) -> SeqId:
+        return self._driver.call(lambda engine: engine.restore(state, self._scope))
+
+    def draft_refusal(self, draft: Fingerprint | None) -> str | None:
+        return self._engine.draft_refusal(draft)
+
+    def canary_drift(self, seq: SeqId, canary: Canary) -> float:
+        return self._driver.call(lambda engine: engine.canary_drift(seq, canary))
+
+    def _leave(self, stream: Stream) -> None:
+        """Whether it was read to its end, closed early, or broken by an error."""
+        if not stream.over or not stream.items.empty():
+            self._driver.end(stream)
+
+
+def _raised(item: object) -> BaseException:
+    return item if isinstance(item, BaseException) else EngineError(f"not what was asked for: {item!r}")
