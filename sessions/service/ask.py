@@ -9,6 +9,7 @@ from enum import StrEnum
 from engine.state import SamplerParams
 from serialization.blobs import BlobId
 from sessions.restore import Fallback
+from sessions.service.told import Begun, Spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class Keep(StrEnum):
     NOTHING = "nothing"  # no byte of it, and no later call finds it in memory
     PAST = "past"  # so much that the next call finds its past; the one that goes on from it replaces it
     SESSION = "session"  # a session of its own, which stays (a response that others may name as parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The session that is kept of a completion by `Keep.SESSION`: `id` is a new session id, made by who asks,
+    so that it can be told before the session is there; `note` is asked once all was said, and what it returns
+    is stored with the session, in the same commit (`SessionView.note`)."""
+
+    id: str
+    note: Callable[[Begun, tuple[Spoken, ...]], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sessions.listing import Usage
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.restore import RestoreResult
-from sessions.service.ask import Ask, ChatMessage, Keep
+from sessions.service.ask import Ask, ChatMessage, Keep, Own
 from sessions.service.told import Load, ModelView, Page, SessionView, Told
 from sessions.session import ExportInfo, Pin, SaveResult
 
@@ -97,9 +97,11 @@ class Backend:
         ask: Ask | None = None,
         keep: Keep = Keep.PAST,
         parent: str | None = None,
+        own: Own | None = None,
     ) -> Iterator[Told]:
         """Reply to a whole conversation, of which the longest known past is not read again. With `parent` that
-        is looked for in the session of this name alone, which stays as it is."""
+        is looked for in the session of this name alone, which stays as it is. With `own` the session that
+        `Keep.SESSION` keeps is that one."""
         raise NotImplementedError
 
     # --- sessions -----------------------------------------------------------------------------
@@ -111,8 +113,9 @@ class Backend:
         system: str | None = None,
         sampler: SamplerParams | None = None,
         title: str = "",
+        note: str | None = None,
     ) -> SessionView:
-        """A new session, stored, without turns."""
+        """A new session, stored, without turns. `note`: see `amend`."""
         raise NotImplementedError
 
     def get(self, tenant: str, session: str) -> SessionView:
@@ -136,6 +139,18 @@ class Backend:
     def rename(
         self, tenant: str, session: str, name: str | None, expected: BlobId | None = None
     ) -> SessionView:
+        raise NotImplementedError
+
+    def amend(
+        self,
+        tenant: str,
+        session: str,
+        messages: Sequence[ChatMessage],
+        note: str | None,
+        expected: BlobId | None = None,
+    ) -> SessionView:
+        """Let the session's messages be these, without a reply: those that it has and are the same stay as they
+        were fed, and the others are read with its next turn. `note` is kept beside them (at most 64 KiB)."""
         raise NotImplementedError
 
     def save(self, tenant: str, session: str) -> tuple[SessionView, SaveResult | None]:

@@ -29,11 +29,22 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """How likely the model found a token, before anything that the sampler does to its logits: the natural
+    logarithm; and the likeliest in its place with theirs, the best first, as many as were asked for."""
+
+    token: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
-    """The next piece of reply number `reply` (0 to `Ask.num_replies`); one with a `finish` is its last."""
+    """The next piece of reply number `reply` (0 to `Ask.num_replies`); one with a `finish` is its last.
+    `logprobs` are of the piece's token, where they were asked for."""
 
     reply: int
     piece: Piece
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,8 @@ Told = Begun | Said | Ended
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """A session as it is stored. `etag` names the turn that it stands at (what `expected` compares with);
-    `resident` says whether this process has it in memory. Times are seconds since the epoch."""
+    `resident` says whether this process has it in memory; `note` is what an API keeps with it, and nothing to
+    the backend. Times are seconds since the epoch."""
 
     id: str
     name: str | None
@@ -83,6 +95,7 @@ class SessionView:
     messages: tuple[Message, ...]
     sampler: SamplerParams
     resident: bool
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
