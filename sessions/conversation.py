@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from engine.errors import EditRefused, NoChatTemplate, StoreError, TenutoError
 from engine.reply import Piece
-from engine.runner import Engine
 from engine.state import Pending, Provenance, SamplerParams, SeqId
+from engine.verbs import Verbs
 from serialization.manifest import Message
 from serialization.resume import common_prefix
 from sessions.drafts import land
@@ -44,7 +44,7 @@ class Conversation:
 
     def __init__(self, manager: SessionManager, session: Session, seq: SeqId) -> None:
         self._manager = manager
-        self._engine: Engine = manager.engine
+        self._engine: Verbs = manager.engine
         self._session = session
         self._seq = seq
         self._messages: list[Message] = list(session.manifest.messages) if session.manifest else []

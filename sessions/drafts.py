@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import TenutoError
-from engine.runner import Engine
 from engine.state import SeqId, SequenceState
+from engine.verbs import Verbs
 from serialization.manifest import Manifest
 
 #: the draft came back, too
 RESTORED = "restored"
 
 
-def usable(engine: Engine, manifest: Manifest) -> Manifest:
+def usable(engine: Verbs, manifest: Manifest) -> Manifest:
     """The manifest without a draft that is of no use to this engine: its blobs are not even read."""
     draft = manifest.draft
     if draft is None or engine.draft_refusal(draft.fingerprint) is None:
@@ -21,7 +21,7 @@ def usable(engine: Engine, manifest: Manifest) -> Manifest:
     return replace(manifest, draft=None)
 
 
-def land(engine: Engine, state: SequenceState) -> tuple[SeqId, str | None]:
+def land(engine: Verbs, state: SequenceState) -> tuple[SeqId, str | None]:
     """A live sequence of `state`, and why its draft is not there. One that the drafter has no room for does
     not keep the target from going on. Raises as `Engine.restore`, of the target."""
     try:
@@ -32,7 +32,7 @@ def land(engine: Engine, state: SequenceState) -> tuple[SeqId, str | None]:
         return engine.restore(replace(state, draft=None)), str(error)
 
 
-def told(engine: Engine, manifest: Manifest, lost: str | None) -> str | None:
+def told(engine: Verbs, manifest: Manifest, lost: str | None) -> str | None:
     """For people: `restored`, `rebuilt: <why>` where the engine's drafter begins anew, `unused: <why>` where
     it has none that keeps anything; None where nothing is missed. `lost` says what kept a draft that would be
     of use from coming back."""

@@ -24,8 +24,8 @@ from engine.errors import (
     StateError,
     StoreUnavailable,
 )
-from engine.runner import Engine
 from engine.state import Provenance, SamplerParams, SeqId
+from engine.verbs import Verbs
 from serialization.archive import read_archive
 from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, ManifestKind, Message, Origin, manifest_id
@@ -60,7 +60,7 @@ class SessionManager:
     def __init__(
         self,
         store: Store,
-        engine: Engine | None = None,
+        engine: Verbs | None = None,
         policy: Policy | None = None,
         holder: str | None = None,
         tenant: str = "default",
@@ -75,7 +75,7 @@ class SessionManager:
         self._prefixes = PrefixIndex(store, tenant)
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Verbs:
         if self._engine is None:
             raise ConfigError("this needs a model: the session manager was opened without an engine")
         return self._engine

@@ -16,8 +16,8 @@ from engine.errors import (
     StoreError,
     TenutoError,
 )
-from engine.runner import Engine
 from engine.state import Pending, SamplerParams, SeqId, SequenceState
+from engine.verbs import Verbs
 from serialization.blobs import Store
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
@@ -68,7 +68,7 @@ class RestoreResult:
 
 
 def restore(
-    engine: Engine, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback = Fallback.REFUSE
+    engine: Verbs, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback = Fallback.REFUSE
 ) -> tuple[SeqId, RestoreResult]:
     """A live sequence with all that `manifest` says, or an error and nothing left behind.
 
@@ -114,7 +114,7 @@ class _Came:
     draft_restored: int = 0
 
 
-def _come_back(engine: Engine, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback) -> _Came:
+def _come_back(engine: Verbs, store: Store, manifest: Manifest, policy: Policy, fallback: Fallback) -> _Came:
     """From the stored rows. What is wrong with the draft alone is an error, too. But who would rather
     recompute than be refused need not do so for that, nor where rows had their time."""
     try:
@@ -128,7 +128,7 @@ def _come_back(engine: Engine, store: Store, manifest: Manifest, policy: Policy,
 
 
 def seed(
-    engine: Engine, store: Store, manifest: Manifest | None, tokens: Sequence[int], sampler: SamplerParams
+    engine: Verbs, store: Store, manifest: Manifest | None, tokens: Sequence[int], sampler: SamplerParams
 ) -> tuple[SeqId, int, int]:
     """A live sequence with the first n of `tokens` from stored rows, n (0 where nothing can be had), and of
     how many of them the draft came along. Rows of another build are not taken: only a whole state has a
@@ -141,7 +141,7 @@ def seed(
     return seq, length, 0 if state.draft is None or lost else state.draft.reach
 
 
-def readable(engine: Engine, store: Store, manifest: Manifest, length: int) -> SequenceState | None:
+def readable(engine: Verbs, store: Store, manifest: Manifest, length: int) -> SequenceState | None:
     """The first `length` tokens of a stored state, with a draft that is of use and can be read. None where
     the target cannot: the ids are at hand, so the caller reads them again, and says so."""
     wanted = usable(engine, manifest)
@@ -153,14 +153,14 @@ def readable(engine: Engine, store: Store, manifest: Manifest, length: int) -> S
         return readable(engine, store, replace(manifest, draft=None), length)
 
 
-def stored_prefix(engine: Engine, manifest: Manifest | None, tokens: Sequence[int]) -> int:
+def stored_prefix(engine: Verbs, manifest: Manifest | None, tokens: Sequence[int]) -> int:
     """How many of `tokens` the rows of `manifest` could give this very engine."""
     if manifest is None or manifest.fingerprint != engine.fingerprint:
         return 0
     return last_resumable(manifest, common_prefix(manifest.tokens, tokens))
 
 
-def refuse_other_model(engine: Engine, manifest: Manifest) -> None:
+def refuse_other_model(engine: Verbs, manifest: Manifest) -> None:
     """Raises FingerprintMismatch, naming the fields, unless `manifest` means the same here."""
     differing = list(manifest.fingerprint.differing(engine.fingerprint))
     if differing:
@@ -172,7 +172,7 @@ def refuse_other_model(engine: Engine, manifest: Manifest) -> None:
         )
 
 
-def _from_rows(engine: Engine, store: Store, manifest: Manifest, policy: Policy) -> _Came:
+def _from_rows(engine: Verbs, store: Store, manifest: Manifest, policy: Policy) -> _Came:
     if not manifest.tokens:
         return _Came(engine.create(manifest.sampler), Reason.NEW, 0, "", None)
     refuse_other_model(engine, manifest)
@@ -205,7 +205,7 @@ def _from_rows(engine: Engine, store: Store, manifest: Manifest, policy: Policy)
     return _Came(seq, Reason.COMPATIBLE, length, detail, draft, draft_restored)
 
 
-def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) -> str:
+def _canary(engine: Verbs, seq: SeqId, state: SequenceState, policy: Policy) -> str:
     """One token is computed again and compared with its stored logits before another build's rows
     are believed."""
     changed = sorted(
@@ -231,7 +231,7 @@ def _canary(engine: Engine, seq: SeqId, state: SequenceState, policy: Policy) ->
     return f"made with another {', '.join(changed)}; canary logits within {drift:.2g}"
 
 
-def _read_rest(engine: Engine, seq: SeqId, manifest: Manifest, restored: int) -> None:
+def _read_rest(engine: Verbs, seq: SeqId, manifest: Manifest, restored: int) -> None:
     """Feed the ids that have no rows, and put the pending one back."""
     rest = manifest.tokens[restored:]
     if rest:
@@ -241,7 +241,7 @@ def _read_rest(engine: Engine, seq: SeqId, manifest: Manifest, restored: int) ->
             engine.set_pending(seq, manifest.edge.token)
 
 
-def _same_words(engine: Engine, manifest: Manifest) -> bool:
+def _same_words(engine: Verbs, manifest: Manifest) -> bool:
     return manifest.fingerprint.meaning.get("tokenizer") == engine.fingerprint.meaning.get("tokenizer")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from engine.runner import Engine
 from engine.state import SeqId, SequenceState
+from engine.verbs import Verbs
 from serialization.archive import write_archive
 from serialization.blobs import Store
 from serialization.manifest import Manifest, ManifestKind, Message
@@ -34,7 +34,7 @@ class Turn:
 
 def write_turn(
     store: Store,
-    engine: Engine,
+    engine: Verbs,
     session: Session,
     seq: SeqId,
     messages: Sequence[Message],
@@ -62,7 +62,7 @@ def write_turn(
 
 
 def _with_draft(
-    state: SequenceState, engine: Engine, seq: SeqId, before: Manifest | None, synced: int, since: int
+    state: SequenceState, engine: Verbs, seq: SeqId, before: Manifest | None, synced: int, since: int
 ) -> SequenceState:
     """The state with all rows of its draft that are to be written: of one that lags behind, or was not stored
     before, they begin before the target's."""
@@ -74,7 +74,7 @@ def _with_draft(
 
 def export_turn(
     out: BinaryIO,
-    engine: Engine,
+    engine: Verbs,
     session: Session,
     seq: SeqId,
     messages: Sequence[Message],
@@ -95,7 +95,7 @@ def export(out: BinaryIO, manifest: Manifest, store: Store) -> ExportInfo:
 
 
 def _manifest(
-    engine: Engine,
+    engine: Verbs,
     session: Session,
     messages: Sequence[Message],
     tenant: str,
