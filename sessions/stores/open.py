@@ -8,25 +8,48 @@ from urllib.parse import unquote, urlsplit
 
 from engine.errors import UsageError
 from serialization.blobs import Store
+from sessions.keyring.tenants import Keyring
 from sessions.stores.base import StoreConfig, check_tenant
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
 from sessions.stores.redis import RedisStore
 from sessions.stores.redis_connect import CLUSTER, PLAIN, SENTINEL
 from sessions.stores.retry import RetryingStore
+from sessions.stores.sealed import roomier
+from sessions.stores.sealing import refuse_sealed, sealed_store
 from sessions.stores.tiered import CacheTier, TieredStore
 
 _TIER = re.compile(r"(?P<kind>memory|disk)=(?P<size>[^,@]*)(@(?P<folder>[^,]+))?,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+]+:")
 
 
-def open_store(url: str, tenant: str = "default", config: StoreConfig | None = None) -> Store:
-    """Opens the store of `tenant` at `url`: a folder's path, or one of the forms in `SCHEMES`.
+def open_store(
+    url: str,
+    tenant: str = "default",
+    config: StoreConfig | None = None,
+    keyring: Keyring | None = None,
+) -> Store:
+    """Opens the store of `tenant` at `url`: a folder's path, or one of the forms in `SCHEMES`. With `keyring`
+    it is a sealed one, without in the clear; a new store is what it is opened as first.
 
-    Raises UsageError for an address of no known form, NameRefused, StoreUnavailable, StoreFull.
+    Raises UsageError for an address of no known form, NameRefused, StoreUnavailable, StoreFull; SealRefused
+    where the store is sealed otherwise than is asked for, Erased, KeyFileRefused.
     """
-    check_tenant(tenant)
     config = config or StoreConfig()
+    store = open_raw(url, tenant, config if keyring is None else roomier(config))
+    try:
+        if keyring is not None:
+            return sealed_store(store, keyring, tenant, config)
+        refuse_sealed(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def open_raw(url: str, tenant: str, config: StoreConfig) -> Store:
+    """The same as it lies there, sealed or not: for who needs no content."""
+    check_tenant(tenant)
     found = _SCHEME.match(url)
     if found is None:
         if not url:
@@ -81,7 +104,7 @@ def _tiered(url: str, tenant: str, config: StoreConfig) -> Store:
         rest = rest[found.end() :]
     if not caches or not rest:
         raise UsageError(f"a tiered store is tiered:memory=SIZE,disk=SIZE@FOLDER,STORE; got {url!r}")
-    return TieredStore(caches, open_store(rest, tenant, config))
+    return TieredStore(caches, open_raw(rest, tenant, config))
 
 
 def parse_size(text: str) -> int:

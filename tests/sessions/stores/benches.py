@@ -9,18 +9,39 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from serialization.blobs import BlobId, Store, blob_class
+from serialization.blobs import BlobClass, BlobId, Store, blob_class, blob_id
+from serialization.sealed import BLOB_ROOM
+from sessions.keyring.ciphers import Ciphers
+from sessions.keyring.keyset import Scope
+from sessions.keyring.master import MasterKeys
+from sessions.keyring.tenants import Keyring, TenantKeys
 from sessions.stores.base import StoreConfig, tenant_key
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryBacking, MemoryStore
 from sessions.stores.redis import RedisStore
+from sessions.stores.sealed import roomier
+from sessions.stores.sealing import sealed_store
 from tests.redis_server import RedisServer
 
 SMALL = StoreConfig(max_blob=100_000)
 
+#: Whose blobs are put where each session has keys of its own.
+SESSION = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
 
 class Bench(ABC):
     """Raw access is to tenant 'default'."""
+
+    #: By so much a stored blob is larger than what was put.
+    room = 0
+
+    def name(self, cls: BlobClass, data: bytes) -> BlobId:
+        """What tenant 'default' calls a blob."""
+        return blob_id(cls, data)
+
+    def told(self, name: str) -> str:
+        """What `check_index` calls a ref."""
+        return name
 
     def __init__(self) -> None:
         self._opened: list[Store] = []
@@ -109,7 +130,8 @@ class DiskBench(Bench):
 
     def file(self, blob: BlobId) -> Path:
         digest = blob.rpartition("-")[2]
-        return self.folder / "blobs" / blob_class(blob) / digest[0] / digest
+        name = digest if "-b3-" in blob else f"k3-{digest}"
+        return self.folder / "blobs" / blob_class(blob) / digest[0] / name
 
     def raw_blob(self, blob: BlobId) -> bytes:
         return self.file(blob).read_bytes()
@@ -181,3 +203,59 @@ class RedisBench(Bench):
 
     def write_ref(self, name: str, sealed: bytes) -> None:
         self.raw.hset(f"{self.prefix}refs", name, sealed)
+
+
+class SealedBench(Bench):
+    """Any other bench with everything sealed on top. What is raw is what lies in the store beneath."""
+
+    room = BLOB_ROOM
+
+    def __init__(self, beneath: Bench, folder: Path, scope: Scope = Scope.TENANT) -> None:
+        super().__init__()
+        self.beneath = beneath
+        self.keyring = Keyring(folder, MasterKeys([b"m" * 32]), scope)
+
+    def close(self) -> None:
+        super().close()
+        self.beneath.close()
+
+    def make(self, tenant: str, config: StoreConfig) -> Store:
+        inner = self.beneath.make(tenant, roomier(config))
+        return sealed_store(inner, self.keyring, tenant, config).scoped(SESSION)
+
+    @property
+    def keys(self) -> TenantKeys:
+        """Of tenant 'default', made if there are none yet."""
+        keys = self.keyring.tenant("default")
+        keys.make(self.keyring.scope)
+        return keys
+
+    @property
+    def ciphers(self) -> Ciphers:
+        return self.keys.current()
+
+    def name(self, cls: BlobClass, data: bytes) -> BlobId:
+        session = SESSION if self.keyring.scope is Scope.SESSION else None
+        with self.keys.writing(session) as ciphers:
+            return ciphers.blob_id(cls, data)
+
+    def told(self, name: str) -> str:
+        return self.ciphers.ref_name(name)
+
+    def raw_blob(self, blob: BlobId) -> bytes:
+        return self.beneath.raw_blob(blob)
+
+    def write_blob(self, blob: BlobId, data: bytes) -> None:
+        self.beneath.write_blob(blob, data)
+
+    def remove_blob(self, blob: BlobId) -> None:
+        self.beneath.remove_blob(blob)
+
+    def age(self, blob: BlobId, seconds: float) -> None:
+        self.beneath.age(blob, seconds)
+
+    def raw_ref(self, name: str) -> bytes:
+        return self.beneath.raw_ref(self.ciphers.ref_name(name))
+
+    def write_ref(self, name: str, sealed: bytes) -> None:
+        self.beneath.write_ref(self.ciphers.ref_name(name), sealed)

@@ -1,0 +1,79 @@
+"""Whether a store is sealed is decided once, while it is empty. After that it is opened with its keys or not
+at all, and one in the clear is never half sealed.
+
+All processes of a store are given the same keys: each looks when it opens the store, and not again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import Corrupt, IndexDamaged, SealRefused, UnknownVersion
+from serialization.blobs import Store, is_sealed
+from serialization.canonical import unpack
+from sessions.keyring.tenants import Keyring, TenantKeys
+from sessions.stores.base import StoreConfig
+from sessions.stores.sealed import MARKER, VERSION, SealedStore, marker
+
+
+def refuse_sealed(store: Store) -> None:
+    """Raises SealRefused where `store` is a sealed one, and was opened without keys."""
+    if _is_sealed(store):
+        raise SealRefused(
+            "this store is sealed: give the folder of its keys and the master key"
+            " (--keys and --master-key, or TENUTO_KEYS and TENUTO_MASTER_KEY)"
+        )
+
+
+def sealed_store(inner: Store, keyring: Keyring, tenant: str, config: StoreConfig) -> SealedStore:
+    """The store of `tenant`, whose keys seal it: a new one gets keys if the tenant has none, and its mark.
+
+    Raises SealRefused where it lies in the clear or other keys sealed it, Erased, KeyFileRefused.
+    """
+    keys = keyring.tenant(tenant)
+    if not _is_sealed(inner):
+        if _holds_anything(inner):
+            raise SealRefused(
+                f"the store of {tenant} lies in the clear, and is not sealed by giving keys: open it without"
+                " a master key, or move its sessions to a new store by export and import"
+            )
+        keys.make(keyring.scope)
+        _mark(inner, keys)
+    _check_mark(inner, keys)
+    return SealedStore(inner, keys, config)
+
+
+def _is_sealed(store: Store) -> bool:
+    try:
+        return store.read(MARKER) is not None
+    except IndexDamaged:  # the blobs tell as well
+        return any(is_sealed(info.blob) for info in store.list_blobs())
+
+
+def _holds_anything(store: Store) -> bool:
+    try:
+        if next(iter(store.list_refs("")), None) is not None:
+            return True
+    except IndexDamaged:
+        return True
+    return next(iter(store.list_blobs()), None) is not None
+
+
+def _mark(inner: Store, keys: TenantKeys) -> None:
+    with keys.writing() as ciphers:
+        inner.swap(MARKER, None, marker(ciphers))  # False where another process was faster
+
+
+def _check_mark(inner: Store, keys: TenantKeys) -> None:
+    ciphers = keys.current()
+    try:
+        value = inner.read(MARKER)
+        mark: Any = None if value is None else unpack(value, "the mark of a sealed store")
+    except IndexDamaged:
+        return  # `rebuild` writes it anew, and what other keys sealed is not opened
+    except Corrupt as error:
+        raise SealRefused(f"this store is sealed in a way that is not known: {error}") from error
+    if not isinstance(mark, dict) or mark.get("version") != VERSION:
+        raise UnknownVersion("this store is sealed in a way that this build does not know")
+    if mark.get("set") != ciphers.set_id:
+        raise SealRefused(f"other keys than these of {keys.tenant} sealed this store")
