@@ -6,6 +6,7 @@ A request passes, from the outside in: `observing` (its id, log and metrics), `a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -16,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import TenutoError
-from sessions.service import health
+from sessions.service import archives, health, sessions_routes, slots, turns_routes, words
 from sessions.service.access import Access, Keys
 from sessions.service.backend import Backend
 from sessions.service.bodies import Bodies
@@ -27,9 +28,18 @@ from sessions.service.metrics import Metrics
 from sessions.service.observing import Observing
 from sessions.service.openapi import describe
 from sessions.service.refusals import http_error, invalid, tenuto_error
+from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
 
-ROUTERS = (health.router,)
+#: A path is looked for in this order: "import" is no session's name.
+ROUTERS = (
+    archives.router,
+    sessions_routes.router,
+    turns_routes.router,
+    slots.router,
+    words.router,
+    health.router,
+)
 
 
 def build_app(
@@ -42,14 +52,28 @@ def build_app(
     `keys` everyone is the tenant "default", so it must not be reachable from elsewhere. `log` is written one
     line a request."""
     config = config or ServiceConfig()
-    service = Service(backend, config, Metrics(backend), Threads(config.max_requests, config.threads))
+    service = Service(
+        backend,
+        config,
+        Metrics(backend),
+        Threads(config.max_requests, config.threads),
+        asyncio.Semaphore(config.max_imports),
+        SlotTable(backend.model.num_seqs),
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.threads.close()
 
-    app = FastAPI(title="tenuto", version=version("tenuto"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="tenuto",
+        version=version("tenuto"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service = service
     app.add_exception_handler(TenutoError, tenuto_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, ParamSpec, TypeVar
@@ -15,7 +16,8 @@ from sessions.service.backend import Backend
 from sessions.service.config import ServiceConfig
 from sessions.service.metrics import Metrics
 from sessions.service.record import Record, record_of
-from sessions.service.running import Turn
+from sessions.service.running import Cancel, Turn
+from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
 from sessions.service.told import Told
 
@@ -31,6 +33,8 @@ class Service:
     config: ServiceConfig
     metrics: Metrics
     threads: Threads
+    imports: asyncio.Semaphore
+    slots: SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,19 @@ class Call:
         """What a blocking verb returns or raises."""
         return await self.service.threads.call(verb, *args, **kwargs)
 
-    def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]]) -> Turn:
-        """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`."""
+    def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]], slot: int | None = None) -> Turn:
+        """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`;
+        `slot` is the one of llama-server's that it is to be said in."""
 
-        def heard(told: Told) -> None:
-            self.record.hear(told)
-            self.service.metrics.hear(told)
+        def told(cancel: Cancel) -> Iterator[Told]:
+            with self.service.slots.turn(self.tenant, slot) as heard:
+                for each in begin(replace(ask, cancel=cancel)):
+                    heard(each)
+                    self.record.hear(each)
+                    self.service.metrics.hear(each)
+                    yield each
 
-        return Turn(
-            self.service.threads,
-            lambda cancel: begin(replace(ask, cancel=cancel)),
-            self.request.receive,
-            heard,
-        )
+        return Turn(self.service.threads, told, self.request.receive)
 
 
 def call_of(request: Request) -> Call:

@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """max_body      bytes of a request's body; of an archive that is imported, `max_import`
+    max_imports   archives that are taken at once
     max_depth     how deep lists and objects may nest in a body
     max_requests  requests that are answered at once, streams among them; beyond them 429
     threads       threads for all that is not a turn (a turn has one of its own)
@@ -21,6 +22,7 @@ class ServiceConfig:
 
     max_body: int = 8 << 20
     max_import: int = 64 << 30
+    max_imports: int = 4
     max_depth: int = 64
     max_requests: int = 512
     threads: int = 16

@@ -6,6 +6,7 @@ import re
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
@@ -60,14 +61,14 @@ class Observing:
             return
         try:
             await self._app(scope, receive, answer.send)
+        except ClientDisconnect:
+            record.error = "client_gone"
         except Exception as error:
             record.error = "bug"
             self._log.bug(record, error)
-            if not answer.begun:
+            if not answer.begun:  # else its end never comes, and the client knows that it is none
                 text = "a bug of ours; the log has it under this request's id"
                 await refusal(500, text, "internal_error")(scope, receive, answer.send)
-            else:
-                raise
 
 
 class _Answer:

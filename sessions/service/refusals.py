@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,9 @@ STATUS: dict[type[errors.TenutoError], int] = {
     errors.LeaseHeld: 423,
     errors.Busy: 429,
     errors.Draining: 503,
+    errors.KeysError: 500,
+    errors.KeyRefused: 401,
+    errors.Erased: 404,
 }
 
 #: Codes that clients know by another name than that of the error.
@@ -154,4 +158,4 @@ def _body(status: int, message: str, code: str, param: str | None, details: dict
 
 
 def _whole_seconds(seconds: float) -> str:
-    return str(max(1, round(seconds + 0.5)))
+    return str(max(1, math.ceil(seconds)))

@@ -12,7 +12,7 @@ import anyio
 from starlette.types import Receive
 
 from sessions.service.threads import Threads
-from sessions.service.told import Begun, Told
+from sessions.service.told import Begun, Ended, Told
 
 Cancel = Callable[[], bool]
 #: A turn of the backend that has not begun, given what to ask whether it should end (`Ask.cancel`).
@@ -27,12 +27,9 @@ class Turn:
     slowly keeps no one from the engine.
     """
 
-    def __init__(
-        self, threads: Threads, begin: Begin, receive: Receive, heard: Callable[[Told], None]
-    ) -> None:
-        """Starts the turn. `receive` is the request's, whose body was read; `heard` is told each event, in
-        the turn's thread."""
-        self._begin, self._heard = begin, heard
+    def __init__(self, threads: Threads, begin: Begin, receive: Receive) -> None:
+        """Starts the turn. `receive` is the request's, whose body was read."""
+        self._begin = begin
         self._gone = threading.Event()
         self._error: BaseException | None = None
         self._loop = asyncio.get_running_loop()
@@ -55,6 +52,15 @@ class Turn:
             return told
         raise AssertionError("a turn that neither began nor failed")
 
+    async def ended(self) -> Ended:
+        """Wait for the end, after `begun`. Raises what the backend raised instead."""
+        ended: Ended | None = None
+        async for told in self.events():
+            if isinstance(told, Ended):
+                ended = told
+        assert ended is not None, "a turn without an end"
+        return ended
+
     async def events(self, silence: float = math.inf) -> AsyncIterator[Told | None]:
         """What is told from now on; None after each `silence` seconds without anything. Raises what the
         backend raised."""
@@ -66,6 +72,7 @@ class Turn:
             except anyio.EndOfStream:
                 break
             yield told
+        self._events.close()
         self._watching.cancel()
         if self._error is not None:
             raise self._error
@@ -75,7 +82,6 @@ class Turn:
     def _run(self) -> None:
         try:
             for told in self._begin(self._gone.is_set):
-                self._heard(told)
                 self._tell(self._send.send_nowait, told)
         except BaseException as error:  # told to whom asked, in `events`
             self._error = error
