@@ -13,6 +13,7 @@ MAX_TOKEN_ID = 2**32 - 1
 MAX_CHUNKS = 2**16
 MAX_ENTRIES = 2**16  # checkpoints, messages, spans, canary ids, logit biases
 MAX_TEXT_NBYTES = 2**24
+MAX_NOTE_NBYTES = 2**16
 MAX_PARTS = 2**14
 MAX_AXES = 8
 MAX_ROW_NBYTES = 2**28

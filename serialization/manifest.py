@@ -35,6 +35,7 @@ from serialization.limits import (
     MAX_INTEGER,
     MAX_LABEL_NBYTES,
     MAX_MANIFEST_NBYTES,
+    MAX_NOTE_NBYTES,
     MAX_TEXT_NBYTES,
     MAX_TOKEN_ID,
     MAX_TOKENS,
@@ -53,8 +54,10 @@ from serialization.refs import (
     read_blob_id,
 )
 
+#: the feature that a manifest with a note needs
+NOTE = "note"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({DRAFT})
+FEATURES = frozenset({DRAFT, NOTE})
 
 StoredEdge = Pending | StoredLogits | None
 
@@ -122,11 +125,12 @@ class Manifest:
     sampler: SamplerParams
     canary: Canary | None = None
     draft: StoredDraft | None = None
+    note: str | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
         """What a reader must know to read this manifest."""
-        return () if self.draft is None else (DRAFT,)
+        return tuple(name for name, there in ((DRAFT, self.draft), (NOTE, self.note)) if there is not None)
 
     @property
     def length(self) -> int:
@@ -182,7 +186,7 @@ class Manifest:
 
     def _record(self) -> dict[str, object]:
         origin = self.forked_from
-        record = {
+        record: dict[str, object] = {
             "canary": stated.canary_record(self.canary),
             "checkpoints": [checkpoint.record() for checkpoint in self.checkpoints],
             "chunks": [chunk.record() for chunk in self.chunks],
@@ -208,7 +212,11 @@ class Manifest:
             "tokens": stated.tokens_record(self.tokens),
             "updated": float(self.updated),
         }
-        return record if self.draft is None else {**record, "draft": self.draft.record()}
+        if self.draft is not None:
+            record["draft"] = self.draft.record()
+        if self.note is not None:
+            record["note"] = self.note
+        return record
 
 
 def manifest_id(data: Bytes) -> BlobId:
@@ -256,6 +264,7 @@ def _read(record: Record) -> Manifest:
         sampler=stated.read_sampler(record.record("sampler")),
         canary=stated.read_canary(record.record_or_none("canary"), length),
         draft=StoredDraft.read(record.record("draft"), length) if DRAFT in features else None,
+        note=record.text("note", MAX_NOTE_NBYTES) if NOTE in features else None,
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)

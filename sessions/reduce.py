@@ -47,7 +47,7 @@ def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
 def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
     empty = _cut(replace(manifest, messages=()), 0)
-    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="")
+    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None)
 
 
 def imported(manifest: Manifest) -> Manifest:

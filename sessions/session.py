@@ -19,7 +19,7 @@ class Session:
     `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
     chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
     `draft_synced` counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked
-    for and whose answer was lost.
+    for and whose answer was lost. `note` is kept with the session, for whoever wrote it.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Session:
     synced: int = 0
     draft_synced: int = 0
     unsure: Entry | None = None
+    note: str | None = None
 
     @property
     def manifest(self) -> Manifest | None:

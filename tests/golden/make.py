@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from blake3 import blake3
 from engine.state import NextLogits, PartKind, PartSpec, Point, Rows, parts_of
 from serialization.archive import write_archive
 from serialization.chunks import encode_rows
+from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, DEFAULT
 from serialization.points import encode_logits, encode_point
 from serialization.snapshot import write_state
@@ -83,6 +85,8 @@ def golden_files() -> dict[str, tuple[bytes, bytes]]:
         out = io.BytesIO()
         write_archive(out, manifest, store)
         files[f"{name}.tenuto"] = (out.getvalue(), b"")
+    noted = replace(Manifest.decode(files["session.manifest"][0]), note="what else belongs to it")
+    files["session-note.manifest"] = (noted.encode(), b"")
     return files
 
 

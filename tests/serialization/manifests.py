@@ -156,4 +156,5 @@ def manifests(draw: st.DrawFn) -> Manifest:
         sampler=draw(SAMPLERS),
         canary=draw(st.none() | canaries(length)),
         draft=draw(st.none() | drafts(length)) if length else None,
+        note=draw(st.none() | TEXTS),
     )

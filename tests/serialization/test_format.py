@@ -83,6 +83,12 @@ def test_the_keys_of_a_draft_are_those_in_the_table() -> None:
     assert documented == set(example_draft().record())
 
 
+def test_the_example_of_a_note_is_what_the_code_writes() -> None:
+    noted = replace(EMPTY, note="hi")
+    assert dumped("hex note") in noted.encode()
+    assert Manifest.decode(noted.encode()) == noted
+
+
 def test_the_features_are_those_that_the_page_names() -> None:
     (named,) = table("Every key below")["`features`"]
     assert set(re.findall(r"`(\w+)` \(5", named)) == FEATURES
@@ -143,6 +149,7 @@ def test_the_limits_are_those_in_the_table() -> None:
         limits.MAX_CHUNKS,
         limits.MAX_ENTRIES,
         limits.MAX_TEXT_NBYTES,
+        limits.MAX_NOTE_NBYTES,
         limits.MAX_PARTS,
         limits.MAX_AXES,
         limits.MAX_ROW_NBYTES,

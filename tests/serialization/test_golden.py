@@ -79,3 +79,10 @@ def test_what_is_written_today_without_a_draft_is_what_was_written_before_there_
     assert b"draft" not in golden("session.manifest")
     with_one = Manifest.decode(golden("session-draft.manifest"))
     assert replace(with_one, draft=None).encode() == golden("session.manifest")
+
+
+def test_a_note_changes_nothing_of_the_session_that_has_it() -> None:
+    noted = Manifest.decode(golden("session-note.manifest"))
+    assert noted.note == "what else belongs to it"
+    assert replace(noted, note=None).encode() == golden("session.manifest")
+    assert b"note" not in golden("session.manifest")
