@@ -168,7 +168,7 @@ def test_a_way_back_that_is_barred_leaves_nothing_that_counts_as_stored(
         patched.setattr(engine, "restore", barred)
         with pytest.raises(NoSlot):
             chat.rewind()
-    assert (engine.length(chat._seq), chat.session.synced) == (0, 0)
+    assert (engine.length(chat._live.seq), chat.session.synced) == (0, 0)
     told(chat, "three")
     assert [message.text for message in chat.messages if message.role == "user"] == ["one", "two", "three"]
 
