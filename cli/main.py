@@ -33,6 +33,7 @@ from cli.rewind import rewind
 from cli.rm import rm
 from cli.run import run
 from cli.save import save
+from cli.serve import serve
 from cli.show import show
 from engine.errors import TenutoError
 from engine.parallel.world import World
@@ -59,6 +60,7 @@ COMMANDS = (
     gc,
     pull,
     models,
+    serve,
     completion,
 )
 

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import TextIO
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -46,7 +45,7 @@ def build_app(
     backend: Backend,
     config: ServiceConfig | None = None,
     keys: Keys | None = None,
-    log: TextIO | None = None,
+    log: Log | None = None,
 ) -> FastAPI:
     """An application that answers for `backend`, which stays its owner's: it is not closed with it. Without
     `keys` everyone is the tenant "default", so it must not be reachable from elsewhere. `log` is written one
@@ -83,6 +82,6 @@ def build_app(
     # The last that is added is the outermost.
     app.add_middleware(Bodies, config=config)
     app.add_middleware(Access, keys=keys, config=config)
-    app.add_middleware(Observing, config=config, metrics=service.metrics, log=Log(log))
+    app.add_middleware(Observing, config=config, metrics=service.metrics, log=log or Log(None))
     describe(app, with_keys=keys is not None)
     return app

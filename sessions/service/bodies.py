@@ -15,12 +15,17 @@ from sessions.service.refusals import refusal
 STREAMED = frozenset({"/v1/sessions/import"})
 
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+#: An escape, whole; in the group a half of a surrogate pair that has no other half.
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 _NESTING = re.compile(rb"[\[{\]}]")
 
 
 class Bodies:
-    """Middleware: 413 for a body of too many bytes, 400 for one that nests too deep. A body within bounds is
-    read whole, and handed on."""
+    """Middleware: 413 for a body of too many bytes, 400 for one that nests too deep or is no text. What
+    is within bounds is read whole, and handed on."""
 
     def __init__(self, app: ASGIApp, config: ServiceConfig) -> None:
         self._app, self._config = app, config
@@ -37,6 +42,9 @@ class Bodies:
             text = f"the body has more than {self._config.max_body:,} bytes"
             record_of(scope).error = "body_too_large"
             await refusal(413, text, "body_too_large")(scope, receive, send)
+        elif not is_text(body):
+            record_of(scope).error = "body_not_text"
+            await refusal(400, "the body is no text in UTF-8", "body_not_text")(scope, receive, send)
         elif depth(body) > self._config.max_depth:
             text = f"the body nests deeper than {self._config.max_depth}"
             record_of(scope).error = "body_too_deep"
@@ -72,6 +80,17 @@ class _Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+def is_text(body: bytes) -> bool:
+    """Whether JSON in it can only be text: UTF-8, and no half of a character that is escaped as two."""
+    if b"\0" in body:  # as UTF-16 and UTF-32 have, which a parser would take as well
+        return False
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return not any(found[1] for found in _ESCAPES.finditer(body))
 
 
 def depth(body: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ from sessions.service.record import Record
 
 
 class Log:
-    """Writes to `out`; to nowhere if None. Safe from many threads."""
+    """Writes to `out`; to nowhere if None. Safe from many threads. That nobody can read it is no error."""
 
     def __init__(self, out: TextIO | None) -> None:
         self._out = out
@@ -53,7 +54,7 @@ class Log:
             return
         told = {"time": round(time.time(), 3), **{k: v for k, v in fields.items() if v is not None}}
         line = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, ValueError):  # its reader left, or closed it
             self._out.write(line + "\n")
             self._out.flush()
 

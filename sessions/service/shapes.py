@@ -277,6 +277,6 @@ def ended(told: Ended) -> dict[str, Any]:
 
 def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     for token in given:
-        if not token.isdecimal() or len(token) > 9:
+        if not (token.isascii() and token.isdecimal()) or len(token) > 9:
             raise UsageError(f"{token!r} is no token id", param="sampler.logit_bias")
     return tuple(sorted((int(token), bias) for token, bias in given.items()))

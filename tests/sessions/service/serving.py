@@ -18,6 +18,7 @@ from sessions.service.access import Keys
 from sessions.service.app import build_app
 from sessions.service.backend import Backend
 from sessions.service.config import ServiceConfig
+from sessions.service.logs import Log
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def served(
     backend: Backend, config: ServiceConfig | None = None, keys: Keys | None = None
 ) -> Iterator[Served]:
     log = io.StringIO()
-    app = build_app(backend, config, keys, log)
+    app = build_app(backend, config, keys, Log(log))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()

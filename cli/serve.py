@@ -1,0 +1,128 @@
+"""`tenuto serve`: conversations over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.app import App
+from cli.options import EngineOptions, engine_options, with_app
+from cli.retention import duration, retention_options
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from serialization.blobs import Store
+    from sessions.service.backend import BackendConfig
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free."
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name, beside localhost, that clients may know this service by. May be repeated.",
+)
+@click.option(
+    "--max-turns", type=click.IntRange(min=1), default=64, show_default=True, help="Turns that run at once."
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    help="Turns that wait for one of those; more are refused (429).",
+)
+@click.option(
+    "--drain",
+    type=duration,
+    default="30s",
+    show_default=True,
+    metavar="AGE",
+    help="How long running turns may go on after SIGTERM before they are cut off and saved.",
+)
+@click.option(
+    "--sequences", type=click.IntRange(min=1), default=16, show_default=True, help="In memory at once."
+)
+@click.option("--cells", type=click.IntRange(min=1), help="Tokens of all of them together (default: --ctx).")
+@engine_options
+@retention_options
+@with_app
+def serve(
+    app: App,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...],
+    max_turns: int,
+    max_waiting: int,
+    drain: float,
+    sequences: int,
+    cells: int | None,
+    engine: EngineOptions,
+    retention: dict[str, object],
+) -> None:
+    """Serve conversations over HTTP: OpenAI's API, sessions of its own, llama-server's slots.
+
+    It listens to this machine alone, unless there are API keys. SIGTERM ends it once running turns have ended
+    and are saved; a second one at once. One line of JSON a request goes to stderr (-q: none).
+    """
+    from sessions.policy import Policy
+    from sessions.service.backend import BackendConfig
+
+    config = BackendConfig(max_turns, max_waiting, Policy.from_mapping(dict(retention)))
+    settings = {"num_seqs": sequences} | ({} if cells is None else {"num_cells": cells})
+    options = EngineOptions(
+        engine.model, engine.chat_template, {**settings, **engine.config}, engine.draft, engine.draft_max
+    )
+    _serve(app, host, port, hosts, drain, config, options)
+
+
+def _serve(
+    app: App,
+    host: str,
+    port: int,
+    hosts: tuple[str, ...],
+    drain: float,
+    config: BackendConfig,
+    options: EngineOptions,
+) -> None:
+    try:
+        from sessions.service.app import build_app
+        from sessions.service.server import Address, serve, url_of
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not there: pip install 'tenuto[serve]'") from error
+    from sessions.service.backend import Backend
+    from sessions.service.config import ServiceConfig
+    from sessions.service.logs import Log
+    from sessions.stores.open import open_store
+
+    address = Address(host, port)
+    if address.reaches_elsewhere():
+        raise UsageError(f"others could reach {host}: that needs API keys")
+
+    def store(tenant: str) -> Store:
+        return open_store(app.url, tenant)
+
+    with address.open() as listening:  # before minutes are spent on a model
+        backend = Backend(app.engine(options), store, config)
+        try:
+            log = Log(None if app.out.quiet else sys.stderr)
+            service = build_app(backend, ServiceConfig(hosts=hosts), log=log)
+            url = url_of(listening)
+
+            def started() -> None:
+                if app.out.as_json:
+                    app.out.data({"url": url, "model": backend.model.name, "store": app.url})
+                else:
+                    app.out.text(f"{backend.model.name} at {url}")
+                sys.stdout.flush()
+
+            serve(service, backend, listening, drain, log, started)
+        finally:
+            backend.close()
