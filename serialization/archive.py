@@ -12,10 +12,20 @@ from typing import Protocol
 from blake3 import blake3
 
 from engine.errors import Corrupt
-from serialization.blobs import BlobClass, BlobId, Store, blob_class, short, verify_blob
+from serialization.blobs import (
+    BlobClass,
+    BlobId,
+    Store,
+    blob_class,
+    blob_id,
+    is_sealed,
+    short,
+    verify_blob,
+)
 from serialization.limits import MAX_MANIFEST_NBYTES, refuse_above
 from serialization.manifest import Manifest, manifest_id
 from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
+from serialization.renaming import renamed
 
 _RECORD = struct.Struct("<cQ32s")  # letter, size, digest
 _LETTERS = {BlobClass.MANIFEST: b"M", BlobClass.ROWS: b"R", BlobClass.POINT: b"P"}
@@ -39,9 +49,12 @@ class Source(Protocol):
 def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
     """Write `manifest` and every blob that it names to `out`. Returns the number of bytes.
 
+    In an archive nothing is sealed: blobs that are in the store have their plain names in it.
+
     Raises BlobMissing, Corrupt, StoreUnavailable, and what `out` raises; what was written by then is no
     archive, since it has no end.
     """
+    plain = _plain_names(manifest, store)
     whole = blake3()
     nbytes = 0
 
@@ -51,7 +64,7 @@ def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
         nbytes += len(data)
         out.write(data)
 
-    encoded = manifest.encode()
+    encoded = renamed(manifest, plain).encode()
     write(prefix(Letter.ARCHIVE))
     write(_head(manifest_id(encoded), len(encoded)))
     write(encoded)
@@ -59,7 +72,7 @@ def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
         data = store.get(ref.blob)
         if len(data) != ref.nbytes:
             raise Corrupt(f"blob {short(ref.blob)}: not as large as its manifest says")
-        write(_head(ref.blob, len(data)))
+        write(_head(plain.get(ref.blob, ref.blob), len(data)))
         write(data)
     write(_END)
     out.write(whole.digest())
@@ -69,17 +82,19 @@ def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
 def read_archive(src: Source, store: Store) -> Manifest:
     """Put every blob of an archive in `store`, and return its manifest, which is *not* put.
 
-    Each blob is put as soon as its digest was right. If the archive turns out to be damaged further on, the
-    blobs put by then are unreferenced and gc collects them. The caller decides what session the manifest
-    becomes, and commits it.
+    Each blob is put as soon as its digest was right, and the manifest names it as the store does. If the
+    archive turns out to be damaged further on, the blobs put by then are unreferenced and gc collects them.
+    The caller decides what session the manifest becomes, and commits it.
 
     Raises Corrupt, UnknownVersion, UnknownFeature, LimitExceeded, StoreFull, StoreUnavailable.
     """
 
-    def put(blob: BlobId, data: bytes) -> None:
-        store.put(blob_class(blob), data)
+    put_as: dict[BlobId, BlobId] = {}
 
-    return _read(src, put)
+    def put(blob: BlobId, data: bytes) -> None:
+        put_as[blob] = store.put(blob_class(blob), data)
+
+    return renamed(_read(src, put), put_as)
 
 
 def check_archive(src: Source) -> Manifest:
@@ -103,6 +118,8 @@ def _read(src: Source, accept: Callable[[BlobId, bytes], None]) -> Manifest:
     verify_blob(_named(BlobClass.MANIFEST, digest), encoded)
     manifest = Manifest.decode(encoded)
     for ref in manifest.blobs():
+        if is_sealed(ref.blob):
+            raise Corrupt(f"archive: blob {short(ref.blob)} is a sealed one")
         if reader.take(_RECORD.size) != _head(ref.blob, ref.nbytes):
             raise Corrupt(f"archive: blob {short(ref.blob)} is not where it belongs")
         data = reader.take(ref.nbytes)
@@ -112,6 +129,12 @@ def _read(src: Source, accept: Callable[[BlobId, bytes], None]) -> Manifest:
         raise Corrupt("archive: more blobs than its manifest names")
     reader.end()
     return manifest
+
+
+def _plain_names(manifest: Manifest, store: Store) -> dict[BlobId, BlobId]:
+    """What sealed blobs are called by their content. They are read twice, since the manifest comes first."""
+    sealed = [ref.blob for ref in manifest.blobs() if is_sealed(ref.blob)]
+    return {blob: blob_id(blob_class(blob), store.get(blob)) for blob in sealed}
 
 
 def _head(blob: BlobId, nbytes: int) -> bytes:

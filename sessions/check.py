@@ -222,7 +222,7 @@ def _give_up_damaged(store: Store, entry: Entry) -> list[str]:
         return []
     whole = without(entry.manifest, bad)
     fixed = replace(whole, generation=entry.manifest.generation + 1, parent=entry.blob, updated=store.now())
-    blob = store.put(BlobClass.MANIFEST, fixed.encode())
+    blob = store.scoped(fixed.session).put(BlobClass.MANIFEST, fixed.encode())
     if not store.swap(entry.ref, entry.blob.encode(), blob.encode()):
         return [f"{entry.ref} changed while it was repaired; check again"]
     if bad <= entry.manifest.of_draft():

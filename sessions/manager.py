@@ -34,6 +34,7 @@ from serialization.snapshot import verify_kept
 from sessions import names
 from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
+from sessions.copying import copied
 from sessions.gc import GcPlan, GcResult, collect, plan_gc
 from sessions.lease import KeepAlive, Lease, acquire
 from sessions.listing import Usage, list_sessions, usage
@@ -171,7 +172,7 @@ class SessionManager:
         """A new session with the same past, or its first `length` tokens; no row is copied."""
         entry = self._catalog.session(self._catalog.find(ref))
         past = entry.manifest if length is None else cut(entry.manifest, length)
-        return self._begin(past, name, entry)
+        return self._begin(past, name, entry, names.new_session_id())
 
     def rewind(self, ref: str, turns: int = 1) -> SessionInfo:
         """Take back the last `turns` turns; a turn begins with a message of the user.
@@ -212,7 +213,7 @@ class SessionManager:
         try:
             entry = session.stored(at)
             tomb = self._next(session, tombstone(entry.manifest))
-            self.store.put(BlobClass.MANIFEST, tomb.encode())
+            self.store.scoped(session.id).put(BlobClass.MANIFEST, tomb.encode())
             self._swap(session, None)
             if session.name:
                 self._catalog.drop_name(session.name, session.id)
@@ -243,7 +244,7 @@ class SessionManager:
     def load(self, name: str) -> SessionInfo:
         """A new session that goes on from a pin."""
         entry = self._catalog.pin(name)
-        return self._begin(entry.manifest, None, entry)
+        return self._begin(entry.manifest, None, entry, names.new_session_id())
 
     def unpin(self, name: str) -> None:
         self._pins.remove(name)
@@ -293,11 +294,11 @@ class SessionManager:
         """
         if name is not None:
             self._catalog.check_free(name)
-        started = time.monotonic()
-        manifest = read_archive(source, self.store)
+        started, session = time.monotonic(), names.new_session_id()
+        manifest = read_archive(source, self.store.scoped(session))
         if time.monotonic() - started >= self.policy.grace / 2:
             verify_kept(self.store, manifest)  # gc might have met the first of them
-        return self._begin(imported(manifest), name, None)
+        return self._begin(imported(manifest), name, None, session)
 
     def check(self) -> CheckReport:
         """Read everything and tell what is wrong; changes nothing."""
@@ -343,7 +344,7 @@ class SessionManager:
         if first and session.name is not None:
             self._catalog.take_name(session.name, session.id)
         data = manifest.encode()
-        blob = self.store.put(BlobClass.MANIFEST, data)
+        blob = self.store.scoped(session.id).put(BlobClass.MANIFEST, data)
         session.unsure = Entry(names.session_ref(session.id), blob, manifest)
         self._swap(session, blob.encode())
         session.entry, session.unsure = session.unsure, None
@@ -362,14 +363,13 @@ class SessionManager:
         if not session.lease.swap(names.session_ref(session.id), old, new):
             raise StaleSession(f"session {session.id} was changed by another writer; nothing was overwritten")
 
-    def _begin(self, past: Manifest, name: str | None, source: Entry | None) -> SessionInfo:
-        """Commit `past` as a new session, while `source` still stands where it was read."""
+    def _begin(self, past: Manifest, name: str | None, source: Entry | None, session: str) -> SessionInfo:
+        """Commit `past` as the new `session`, while `source` still stands where it was read."""
         if name is not None:
             self._catalog.check_free(name)
-        session = names.new_session_id()
-        now = self.store.now()
+        own, now = self.store.scoped(session), self.store.now()
         manifest = replace(
-            past,
+            copied(past, self.store, own) if source else past,
             session=session,
             tenant=self.tenant,
             kind=ManifestKind.TURN,
@@ -381,7 +381,7 @@ class SessionManager:
             created=now,
             updated=now,
         )
-        blob = self.store.put(BlobClass.MANIFEST, manifest.encode())
+        blob = own.put(BlobClass.MANIFEST, manifest.encode())
         guard = source.guard if source else None
         # A name is only kept for a session that is stored, or that somebody is writing to.
         writing = nullcontext() if name is None else self._briefly(session)

@@ -27,7 +27,7 @@ class Pins:
         pinned = replace(
             source, kind=ManifestKind.PIN, pin=name, parent=entry.blob, updated=self._store.now()
         )
-        blob = self._store.put(BlobClass.MANIFEST, pinned.encode())
+        blob = self._store.scoped(source.session).put(BlobClass.MANIFEST, pinned.encode())
         # Only while the session still stands at this turn: else gc might already have met its blobs.
         if not self._store.swap(names.pin_ref(name), None, blob.encode(), guard=entry.guard):
             if self._store.read(names.pin_ref(name)) is not None:

@@ -42,6 +42,7 @@ def write_turn(
     tenant: str,
 ) -> Turn:
     """Put the row blobs of the session's next turn, and of its draft."""
+    store = store.scoped(session.id)
     before = session.manifest
     if before is not None and list(before.fingerprint.differing(engine.fingerprint)):
         before = None  # rows of another model, read again: none of the stored ones can be kept
