@@ -7,10 +7,12 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sessions.service.config import ServiceConfig
-from sessions.service.record import record_of
+from sessions.service.rates import Rate
+from sessions.service.record import Record, record_of
 from sessions.service.refusals import refusal
 
 #: Whose the sessions are where there are no keys.
@@ -34,6 +36,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, keys: Keys | None, config: ServiceConfig) -> None:
         self._app, self._keys, self._config = app, keys, config
+        self._rate = Rate(config.requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,17 +45,34 @@ class Access:
         headers = Headers(scope=scope)
         refused = self._check_origin(headers) if self._keys is None else None
         if refused is not None:
+            record_of(scope).error = "forbidden_origin"
             await refusal(403, refused, "forbidden_origin")(scope, receive, send)
             return
         tenant = self._tenant(headers)
-        if tenant is None and not _is_open(scope["path"]):
-            given = "an API key is needed" if "authorization" not in headers else "this API key is nobody's"
-            answer = refusal(401, f"{given} (Authorization: Bearer …)", "invalid_api_key")
-            answer.headers["www-authenticate"] = "Bearer"
-            await answer(scope, receive, send)
-            return
-        record_of(scope).tenant = tenant
+        record = record_of(scope)
+        record.tenant = tenant
+        if not _is_open(scope["path"]):
+            without = self._refuse(headers, tenant, record)
+            if without is not None:
+                await without(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    def _refuse(self, headers: Headers, tenant: str | None, record: Record) -> Response | None:
+        """Takes one of the tenant's requests, or says why there is none."""
+        if tenant is None:
+            given = "an API key is needed" if "authorization" not in headers else "this API key is nobody's"
+            record.error = "invalid_api_key"
+            answer = refusal(401, f"{given} (Authorization: Bearer …)", record.error)
+            answer.headers["www-authenticate"] = "Bearer"
+            return answer
+        wait = self._rate.wait(tenant)
+        if wait is not None:
+            record.error = "rate_limit_exceeded"
+            text = f"more than {self._config.requests_per_minute:g} requests a minute"
+            return refusal(429, text, record.error, retry_after=wait)
+        self._rate.take(tenant)
+        return None
 
     def _tenant(self, headers: Headers) -> str | None:
         if self._keys is None:

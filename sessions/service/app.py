@@ -26,6 +26,7 @@ from sessions.service.logs import Log
 from sessions.service.metrics import Metrics
 from sessions.service.observing import Observing
 from sessions.service.openapi import describe
+from sessions.service.rates import Rate
 from sessions.service.refusals import http_error, invalid, tenuto_error
 from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
@@ -58,6 +59,7 @@ def build_app(
         Threads(config.max_requests, config.threads),
         asyncio.Semaphore(config.max_imports),
         SlotTable(backend.model.num_seqs),
+        Rate(config.tokens_per_minute),
     )
 
     @asynccontextmanager

@@ -10,16 +10,18 @@ from typing import Annotated, ParamSpec, TypeVar
 from fastapi import Depends
 from starlette.requests import Request
 
+from engine.errors import Busy
 from sessions.restore import RestoreResult
 from sessions.service.ask import Ask
 from sessions.service.backend import Backend
 from sessions.service.config import ServiceConfig
 from sessions.service.metrics import Metrics
+from sessions.service.rates import Rate
 from sessions.service.record import Record, record_of
 from sessions.service.running import Cancel, Turn
 from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
-from sessions.service.told import Told
+from sessions.service.told import Begun, Ended, Said, Told
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class Service:
     threads: Threads
     imports: asyncio.Semaphore
     slots: SlotTable
+    tokens: Rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,12 @@ class Call:
 
     def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]], slot: int | None = None) -> Turn:
         """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`;
-        `slot` is the one of llama-server's that it is to be said in."""
+        `slot` is the one of llama-server's that it is to be said in. Raises Busy for a tenant that had all
+        the tokens it may have in a minute: those that are read for it, and said."""
+        tokens, tenant = self.service.tokens, self.tenant
+        wait = tokens.wait(tenant)
+        if wait is not None:
+            raise Busy("as many tokens as may be in a minute were computed", retry_after=wait)
 
         def told(cancel: Cancel) -> Iterator[Told]:
             with self.service.slots.turn(self.tenant, slot) as heard:
@@ -68,9 +76,20 @@ class Call:
                     heard(each)
                     self.record.hear(each)
                     self.service.metrics.hear(each)
+                    tokens.take(tenant, _computed(each))
                     yield each
 
         return Turn(self.service.threads, told, self.request.receive)
+
+
+def _computed(told: Told) -> int:
+    match told:
+        case Begun():
+            return told.prompt_tokens - told.restored.restored
+        case Said():
+            return 0 if told.piece.token is None else 1
+        case Ended():
+            return 0
 
 
 def call_of(request: Request) -> Call:

@@ -14,6 +14,7 @@ class ServiceConfig:
     max_depth     how deep lists and objects may nest in a body
     max_requests  requests that are answered at once, streams among them; beyond them 429
     threads       threads for all that is not a turn (a turn has one of its own)
+    requests_per_minute, tokens_per_minute  what one tenant may ask for, and have computed; None: any number
     keepalive     seconds without an event after which a stream says that it is alive
     retry_after   seconds, told to whom is refused for load and no better number is known
     hosts         names that a request's Host may have beside those of the loopback, without API keys (with
@@ -26,6 +27,8 @@ class ServiceConfig:
     max_depth: int = 64
     max_requests: int = 512
     threads: int = 16
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
     keepalive: float = 15.0
     retry_after: float = 1.0
     hosts: tuple[str, ...] = ()
@@ -33,5 +36,5 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, tuple) and not value > 0:
+            if isinstance(value, int | float) and not value > 0:
                 raise ConfigError(f"service: {field.name} = {value} must be positive")
