@@ -10,20 +10,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from blake3 import blake3
 from cryptography.exceptions import InvalidTag
 
 from engine.errors import Corrupt, KeyFileRefused, SealRefused
 from serialization.canonical import pack, unpack
-from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
 from serialization.records import Record, exactly, integer, real
+from sessions.keyring.framing import framed, unframed
 from sessions.keyring.master import ID_NBYTES, KEY_NBYTES, WrappingKey
 
 SET_NBYTES = 16
 NONCE_NBYTES = 12
 MAX_DATA_KEYS = 2**16
 
-_CHECKSUM_NBYTES = 32
 _MAX_NUMBER = 2**32 - 1
 
 
@@ -110,8 +108,7 @@ class KeyFile:
         return replace(self, erased=now, wrapper=None, wrapped=None)
 
     def encode(self) -> bytes:
-        content = pack(self._record())
-        return prefix(Letter.KEYS) + blake3(content).digest(length=_CHECKSUM_NBYTES) + content
+        return framed(pack(self._record()))
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> KeyFile:
@@ -123,11 +120,7 @@ class KeyFile:
 
     @classmethod
     def _decode(cls, data: bytes) -> KeyFile:
-        check_prefix(Letter.KEYS, data, "key file")
-        content = data[PREFIX_NBYTES + _CHECKSUM_NBYTES :]
-        if blake3(content).digest() != data[PREFIX_NBYTES : PREFIX_NBYTES + _CHECKSUM_NBYTES]:
-            raise Corrupt("key file: cut off, or not what was written")
-        record = Record.of(unpack(content, "key file"), "key file")
+        record = Record.of(unpack(unframed(data), "key file"), "key file")
         erased, wrapper, wrapped = (record.value(key) for key in ("erased", "wrapper", "wrapped"))
         file = cls(
             of=record.text("of", 128),

@@ -13,19 +13,14 @@ import stat
 from pathlib import Path
 
 from engine.errors import KeyFileRefused
-from sessions.stores.folder import (
-    TEMP_PREFIX,
-    discard,
-    disk_errors,
-    opened_folder,
-    write_all,
-    write_temp,
-)
+from sessions.stores.folder import discard, disk_errors, opened_folder, write_all, write_temp
 
 MAX_NBYTES = 2**24
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_OLD_PREFIX = ".old-"
+#: Names that nobody else gives a file, since a person may keep a key file in any folder.
+_NEW_PREFIX = ".tenuto-keys-new-"
+_OLD_PREFIX = ".tenuto-keys-old-"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 Signature = tuple[int, int, int, int]
@@ -94,7 +89,7 @@ def replace_private(path: Path, data: bytes) -> None:
     """
     with disk_errors(f"writing the key file {path}"), opened_folder(path.parent) as folder:
         shred_left(folder)
-        temp = write_temp(folder, memoryview(data))
+        temp = write_temp(folder, memoryview(data), _NEW_PREFIX)
         try:
             with contextlib.suppress(FileNotFoundError):
                 _set_aside(folder, path.name)
@@ -122,7 +117,7 @@ def shred_left(folder: int) -> None:
     """Overwrites and unlinks what replaced files left in the open `folder`, also those of a process that
     ended in the middle of it."""
     for name in os.listdir(folder):
-        if name.startswith((_OLD_PREFIX, TEMP_PREFIX)):
+        if name.startswith((_OLD_PREFIX, _NEW_PREFIX)):
             _shred(folder, name)
 
 

@@ -288,38 +288,3 @@ class TenantKeys:
     def _gone(self, file: KeyFile) -> Erased:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(file.erased))
         return Erased(f"the keys of {file.of} were destroyed on {when}: nobody can read it any more")
-
-
-class Keyring:
-    """All tenants' keys in one folder, and the master keys that open them. Reads nothing before it must."""
-
-    def __init__(self, folder: Path, masters: MasterKeys, scope: Scope = Scope.TENANT) -> None:
-        """`scope` is of tenants that have no keys yet."""
-        self.folder = folder
-        self.scope = scope
-        self._masters = masters
-
-    def __repr__(self) -> str:
-        return f"Keyring({str(self.folder)!r}, {self._masters!r})"
-
-    def tenant(self, tenant: str) -> TenantKeys:
-        """Raises NameRefused."""
-        return TenantKeys(self.folder, tenant, self._masters)
-
-    def tenants(self) -> list[str]:
-        """Names of the tenants that have keys. Raises KeyFileRefused, StoreUnavailable."""
-        found = []
-        with disk_errors(f"listing the keys in {self.folder}"):
-            keys = os.listdir(self.folder / TENANTS) if (self.folder / TENANTS).is_dir() else []
-        for key in sorted(keys):
-            path = self.folder / TENANTS / key / KEYS
-            data = read_private(path)
-            file = None if data is None else KeyFile.decode(data, f"the key file {path}")
-            if file is not None and file.erased is None:
-                found.append(file.of)
-        return found
-
-    def rewrap(self) -> int:
-        """Wrap every tenant's keys by the first master key, so that the others are needed no more. Touches no
-        store. Returns how many were wrapped by another."""
-        return sum(self.tenant(tenant).rewrap() for tenant in self.tenants())

@@ -100,9 +100,9 @@ def write_all(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def write_temp(folder: int, data: memoryview) -> str:
+def write_temp(folder: int, data: memoryview, prefix: str = TEMP_PREFIX) -> str:
     """A new file in `folder` with `data`, 0600 and fsynced; its name. Leaves nothing after an error."""
-    name = f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    name = f"{prefix}{os.getpid()}-{secrets.token_hex(8)}"
     fd = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
     try:
         try:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from engine.errors import UsageError
 from serialization.blobs import Store
-from sessions.keyring.tenants import Keyring
+from sessions.keyring.ring import Keyring
 from sessions.stores.base import StoreConfig, check_tenant
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore

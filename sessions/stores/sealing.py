@@ -11,14 +11,15 @@ from typing import Any
 from engine.errors import Corrupt, IndexDamaged, SealRefused, UnknownVersion
 from serialization.blobs import Store, is_sealed
 from serialization.canonical import unpack
-from sessions.keyring.tenants import Keyring, TenantKeys
+from sessions.keyring.ring import Keyring
+from sessions.keyring.tenants import TenantKeys
 from sessions.stores.base import StoreConfig
 from sessions.stores.sealed import MARKER, VERSION, SealedStore, marker
 
 
 def refuse_sealed(store: Store) -> None:
     """Raises SealRefused where `store` is a sealed one, and was opened without keys."""
-    if _is_sealed(store):
+    if is_sealed_store(store):
         raise SealRefused(
             "this store is sealed: give the folder of its keys and the master key"
             " (--keys and --master-key, or TENUTO_KEYS and TENUTO_MASTER_KEY)"
@@ -31,7 +32,7 @@ def sealed_store(inner: Store, keyring: Keyring, tenant: str, config: StoreConfi
     Raises SealRefused where it lies in the clear or other keys sealed it, Erased, KeyFileRefused.
     """
     keys = keyring.tenant(tenant)
-    if not _is_sealed(inner):
+    if not is_sealed_store(inner):
         if _holds_anything(inner):
             raise SealRefused(
                 f"the store of {tenant} lies in the clear, and is not sealed by giving keys: open it without"
@@ -43,7 +44,8 @@ def sealed_store(inner: Store, keyring: Keyring, tenant: str, config: StoreConfi
     return SealedStore(inner, keys, config)
 
 
-def _is_sealed(store: Store) -> bool:
+def is_sealed_store(store: Store) -> bool:
+    """Whether `store`, opened raw, is marked as sealed."""
     try:
         return store.read(MARKER) is not None
     except IndexDamaged:  # the blobs tell as well

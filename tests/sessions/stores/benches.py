@@ -14,7 +14,8 @@ from serialization.sealed import BLOB_ROOM
 from sessions.keyring.ciphers import Ciphers
 from sessions.keyring.keyset import Scope
 from sessions.keyring.master import MasterKeys
-from sessions.keyring.tenants import Keyring, TenantKeys
+from sessions.keyring.ring import Keyring
+from sessions.keyring.tenants import TenantKeys
 from sessions.stores.base import StoreConfig, tenant_key
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryBacking, MemoryStore
