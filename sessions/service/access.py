@@ -7,13 +7,14 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.errors import KeyRefused, TenutoError
 from sessions.service.config import ServiceConfig
 from sessions.service.rates import Rate
 from sessions.service.record import Record, record_of
-from sessions.service.refusals import refusal
+from sessions.service.refusals import body_of, code_of, refusal, status_of
 
 #: Whose the sessions are where there are no keys.
 DEFAULT_TENANT = "default"
@@ -22,17 +23,23 @@ OPEN = frozenset({"/health", "/", "/openapi.json"})
 OPEN_FOLDER = "/page/"
 
 
-class Keys(Protocol):
-    """API keys. `tenant` is asked in the event loop: it must be quick."""
+class Key(Protocol):
+    @property
+    def tenant(self) -> str: ...
 
-    def tenant(self, key: str) -> str | None:
-        """Whose key it is; None for one that is nobody's."""
+
+class Keys(Protocol):
+    """API keys (`sessions.keys.ApiKeys`). Asked in the event loop: it must be quick."""
+
+    def find(self, text: str) -> Key:
+        """The key whose text this is. Raises KeyRefused."""
         ...
 
 
 class Access:
     """Middleware: 401 for a request without a key, where there are keys; without them 403 for a request that
-    a page of elsewhere makes (by a name that it had made to point here, or across origins)."""
+    a page of elsewhere makes (by a name that it had made to point here, or across origins). 429 for a tenant
+    that asks too often."""
 
     def __init__(self, app: ASGIApp, keys: Keys | None, config: ServiceConfig) -> None:
         self._app, self._keys, self._config = app, keys, config
@@ -42,55 +49,57 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refused = self._check_origin(headers) if self._keys is None else None
-        if refused is not None:
-            record_of(scope).error = "forbidden_origin"
-            await refusal(403, refused, "forbidden_origin")(scope, receive, send)
-            return
-        tenant = self._tenant(headers)
-        record = record_of(scope)
-        record.tenant = tenant
-        if not _is_open(scope["path"]):
-            without = self._refuse(headers, tenant, record)
-            if without is not None:
-                await without(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        record, headers = record_of(scope), Headers(scope=scope)
+        is_open = scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER)
+        try:
+            record.tenant = self._tenant(headers)
+            refused = None if is_open else self._over_rate(record)
+        except TenutoError as error:
+            refused = None if is_open else _error(error)
+            record.error = None if is_open else code_of(error)
+        if self._keys is None and (why := self._strange(headers)) is not None:
+            record.error = "forbidden_origin"
+            refused = refusal(403, why, record.error)
+        await (refused or self._app)(scope, receive, send)
 
-    def _refuse(self, headers: Headers, tenant: str | None, record: Record) -> Response | None:
-        """Takes one of the tenant's requests, or says why there is none."""
-        if tenant is None:
-            given = "an API key is needed" if "authorization" not in headers else "this API key is nobody's"
-            record.error = "invalid_api_key"
-            answer = refusal(401, f"{given} (Authorization: Bearer …)", record.error)
-            answer.headers["www-authenticate"] = "Bearer"
-            return answer
-        wait = self._rate.wait(tenant)
-        if wait is not None:
-            record.error = "rate_limit_exceeded"
-            text = f"more than {self._config.requests_per_minute:g} requests a minute"
-            return refusal(429, text, record.error, retry_after=wait)
-        self._rate.take(tenant)
-        return None
-
-    def _tenant(self, headers: Headers) -> str | None:
+    def _tenant(self, headers: Headers) -> str:
         if self._keys is None:
             return DEFAULT_TENANT
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        return self._keys.tenant(key.strip()) if scheme.lower() == "bearer" and key.strip() else None
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise KeyRefused("an API key is needed (Authorization: Bearer …)")
+        return self._keys.find(text.strip()).tenant
 
-    def _check_origin(self, headers: Headers) -> str | None:
+    def _over_rate(self, record: Record) -> Response | None:
+        """Takes one of the tenant's requests, or says that there is none."""
+        assert record.tenant is not None
+        wait = self._rate.wait(record.tenant)
+        if wait is None:
+            self._rate.take(record.tenant)
+            return None
+        record.error = "rate_limit_exceeded"
+        text = f"more than {self._config.requests_per_minute:g} requests a minute"
+        return refusal(429, text, record.error, retry_after=wait)
+
+    def _strange(self, headers: Headers) -> str | None:
+        """Why it must not come from where it does."""
         host = headers.get("host", "")
         if not self._known(_name(f"//{host}")):
             return f"the service is not known by the name {host!r} (see --allow-host)"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return f"{origin!r} is another origin"
         return None
 
     def _known(self, name: str | None) -> bool:
         return name is not None and (name in self._config.hosts or is_loopback(name))
+
+
+def _error(error: TenutoError) -> Response:
+    answer = JSONResponse(body_of(error), status_of(error))
+    if answer.status_code == 401:
+        answer.headers["www-authenticate"] = "Bearer"
+    return answer
 
 
 def is_loopback(name: str) -> bool:
@@ -108,7 +117,3 @@ def _name(url: str) -> str | None:
         return urlsplit(url).hostname
     except ValueError:
         return None
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(OPEN_FOLDER)

@@ -44,7 +44,10 @@ STATUS: dict[type[errors.TenutoError], int] = {
 }
 
 #: Codes that clients know by another name than that of the error.
-_CODES: dict[type[errors.TenutoError], str] = {errors.ContextFull: "context_length_exceeded"}
+_CODES: dict[type[errors.TenutoError], str] = {
+    errors.ContextFull: "context_length_exceeded",
+    errors.KeyRefused: "invalid_api_key",
+}
 
 #: What is told of `details`, where an error has it: nothing that is not meant for the client.
 _TOLD = frozenset({"holder", "until", "fence", "retry_after", "fields", "limit", "size", "supported"})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from engine.errors import UsageError
+from sessions.keys import ApiKeys
 from sessions.service.access import is_loopback
 from sessions.service.config import ServiceConfig
 from sessions.service.server import Address
@@ -15,19 +16,25 @@ from tests.sessions.service.fake import FakeBackend
 from tests.sessions.service.serving import Served, served
 
 
-class TwoKeys:
-    def tenant(self, key: str) -> str | None:
-        return {"key of ann": "ann", "key of bob": "bob"}.get(key)
+As = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def at() -> Iterator[Served]:
-    with served(FakeBackend(), keys=TwoKeys()) as running:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> ApiKeys:
+    return ApiKeys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def as_(keys: ApiKeys) -> As:
+    """The headers of a tenant's requests."""
+    made = {tenant: keys.create(tenant)[1] for tenant in ("ann", "bob")}
+    return lambda tenant: {"authorization": f"Bearer {made[tenant]}"}
+
+
+@pytest.fixture(scope="module")
+def at(keys: ApiKeys) -> Iterator[Served]:
+    with served(FakeBackend(), keys=keys) as running:
         yield running
-
-
-def as_(who: str) -> dict[str, str]:
-    return {"authorization": f"Bearer key of {who}"}
 
 
 @pytest.mark.parametrize(
@@ -36,11 +43,11 @@ def as_(who: str) -> dict[str, str]:
         {},
         {"authorization": ""},
         {"authorization": "Bearer"},
-        {"authorization": "Bearer key of eve"},
-        {"authorization": "Basic key of ann"},
-        {"authorization": "key of ann"},
+        {"authorization": "Bearer tnt_aaaaaaaaaaaaa_b"},
+        {"authorization": "Basic tnt_aaaaaaaaaaaaa_b"},
+        {"authorization": "tnt_aaaaaaaaaaaaa_b"},
         {"authorization": b"Bearer \xff\xfe"},
-        {"x-api-key": "key of ann"},
+        {"x-api-key": "tnt_aaaaaaaaaaaaa_b"},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/sessions", "/metrics", "/slots", "/props", "/nowhere"])
@@ -64,7 +71,7 @@ def test_a_key_is_looked_at_before_a_body_is_read(at: Served) -> None:
         assert line.recv(1000).startswith(b"HTTP/1.1 401")
 
 
-def test_a_session_is_its_tenants_alone(at: Served) -> None:
+def test_a_session_is_its_tenants_alone(at: Served, as_: As) -> None:
     session = at.client.post("/v1/sessions", headers=as_("ann")).json()["id"]
     assert at.client.get(f"/v1/sessions/{session}", headers=as_("ann")).status_code == 200
     theirs = at.client.get(f"/v1/sessions/{session}", headers=as_("bob"))
@@ -90,6 +97,7 @@ def test_the_description_says_that_a_key_is_needed(at: Served) -> None:
         {"origin": "http://evil.example"},
         {"origin": "http://localhost:1"},
         {"origin": "null"},
+        {"origin": "http://[::1"},
     ],
 )
 def test_without_keys_a_page_of_elsewhere_is_refused(headers: dict[str, str]) -> None:
