@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cli.folders import default_store
 from cli.output import Output
+from cli.unlocking import Unlocking
 
 # torch takes a second to import: `--help` and shell completion do without it.
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ class Flags:
 class App:
     """One command's view of the floors below. `out` is how it speaks."""
 
-    def __init__(self, out: Output, url: str | None = None) -> None:
+    def __init__(self, out: Output, url: str | None = None, unlocking: Unlocking | None = None) -> None:
         self.out = out
         self.url = url or str(default_store())
+        self.unlocking = unlocking or Unlocking.said(None, None)
         self._store: Store | None = None
 
     def __enter__(self) -> Self:
@@ -49,11 +51,11 @@ class App:
 
     @property
     def store(self) -> Store:
-        """Raises StoreUnavailable, UsageError for a URL that names no store."""
+        """Raises StoreUnavailable, UsageError for a URL that names no store, SealRefused, KeyFileRefused."""
         from sessions.stores.open import open_store
 
         if self._store is None:
-            self._store = open_store(self.url)
+            self._store = open_store(self.url, keyring=self.unlocking.keyring())
         return self._store
 
     def manager(

@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from cli.app import App
 from cli.output import Output, shorten
+from cli.unlocking import Unlocking
 from engine.errors import TenutoError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def complete_pin(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _quiet_app(ctx: click.Context) -> App:
-    return App(Output(quiet=True, as_json=False), ctx.params.get("url"))
+    said = Unlocking.said(ctx.params.get("keys"), ctx.params.get("master_key"))
+    return App(Output(quiet=True, as_json=False), ctx.params.get("url"), said)
 
 
 session_argument = click.argument("session", metavar="SESSION", shell_complete=complete_session)

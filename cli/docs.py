@@ -20,14 +20,23 @@ def render() -> str:
     """The whole page."""
     parts = [_HEAD, _section(tenuto, "tenuto", None)]
     root = click.Context(tenuto, info_name="tenuto", **_settings())
-    parts += [_section(tenuto.commands[name], name, root) for name in tenuto.list_commands(root)]
+    for name in tenuto.list_commands(root):
+        parts += _sections(tenuto.commands[name], name, root)
     return "\n".join(parts)
+
+
+def _sections(command: click.Command, name: str, parent: click.Context) -> list[str]:
+    """Of a command, and of those that it has in turn."""
+    parts = [_section(command, name, parent)]
+    if isinstance(command, click.Group):
+        ctx = click.Context(command, info_name=name, parent=parent, **_settings())
+        parts += [_section(command.commands[inner], inner, ctx) for inner in command.list_commands(ctx)]
+    return parts
 
 
 def _section(command: click.Command, name: str, parent: click.Context | None) -> str:
     with click.Context(command, info_name=name, parent=parent, **_settings()) as ctx:
-        title = "tenuto" if parent is None else f"tenuto {name}"
-        return f"## {title}\n\n```text\n{inspect.cleandoc(command.get_help(ctx))}\n```\n"
+        return f"## {ctx.command_path}\n\n```text\n{inspect.cleandoc(command.get_help(ctx))}\n```\n"
 
 
 def _settings() -> dict[str, Any]:

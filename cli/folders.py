@@ -13,6 +13,11 @@ def default_store() -> Path:
     return platformdirs.user_data_path("tenuto") / "sessions"
 
 
+def keys_folder() -> Path:
+    """Where keys are if nothing else is said: apart from conversations, and from their backups."""
+    return platformdirs.user_config_path("tenuto") / "keys"
+
+
 def cache_folder() -> Path:
     """What can be fetched or computed again: models, tokenizers, and which model a digest means."""
     return platformdirs.user_cache_path("tenuto")

@@ -16,11 +16,13 @@ from cli.app import Flags
 from cli.chat import chat
 from cli.check import check
 from cli.completion import completion
+from cli.erase import erase
 from cli.export import export
 from cli.fork import fork
 from cli.gc import gc
 from cli.import_ import import_
 from cli.inspect import inspect
+from cli.keys import keys
 from cli.load import load
 from cli.ls import ls
 from cli.models import models
@@ -58,6 +60,8 @@ COMMANDS = (
     inspect,
     check,
     gc,
+    keys,
+    erase,
     pull,
     models,
     serve,

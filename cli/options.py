@@ -12,6 +12,7 @@ import click
 
 from cli.app import App, Flags
 from cli.output import Output
+from cli.unlocking import Unlocking
 
 Command = Callable[..., Any]
 
@@ -74,7 +75,8 @@ debug_option = click.option(
 
 
 def with_app(function: Command) -> Command:
-    """Hands the command an `App` as its first argument; adds --store, --json, -q and --debug."""
+    """Hands the command an `App` as its first argument; adds --store, --keys, --master-key, --json, -q and
+    --debug."""
 
     @click.option(
         "--store",
@@ -83,11 +85,35 @@ def with_app(function: Command) -> Command:
         metavar="URL",
         help="Where conversations live: a folder, or redis://…  [env: TENUTO_STORE]",
     )
+    @keys_options
     @_with_output
     @functools.wraps(function)
-    def command(out: Output, *args: Any, url: str | None, **kwargs: Any) -> Any:
-        with App(out, url) as app:
+    def command(out: Output, *args: Any, url: str | None, unlocking: Unlocking, **kwargs: Any) -> Any:
+        with App(out, url, unlocking) as app:
             return function(app, *args, **kwargs)
+
+    return command
+
+
+def keys_options(function: Command) -> Command:
+    """Adds --keys and --master-key; the command takes them as `unlocking: Unlocking`."""
+
+    @click.option(
+        "--keys",
+        metavar="FOLDER",
+        envvar="TENUTO_KEYS",
+        help="Where keys are, apart from every store.  [env: TENUTO_KEYS]",
+    )
+    @click.option(
+        "--master-key",
+        metavar="FILE",
+        envvar="TENUTO_MASTER_KEY_FILE",
+        help="Opens a sealed store, and seals a new one.  [env: TENUTO_MASTER_KEY_FILE; or the key itself in"
+        " TENUTO_MASTER_KEY]",
+    )
+    @functools.wraps(function)
+    def command(*args: Any, keys: str | None, master_key: str | None, **kwargs: Any) -> Any:
+        return function(*args, unlocking=Unlocking.said(keys, master_key), **kwargs)
 
     return command
 

@@ -106,8 +106,10 @@ def _serve(
     if address.reaches_elsewhere():
         raise UsageError(f"others could reach {host}: that needs API keys")
 
+    keyring = app.unlocking.keyring()
+
     def store(tenant: str) -> Store:
-        return open_store(app.url, tenant)
+        return open_store(app.url, tenant, keyring=keyring)
 
     with address.open() as listening:  # before minutes are spent on a model
         backend = Backend(app.engine(options), store, config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote, urlsplit
 
 from engine.errors import UsageError
@@ -15,7 +16,7 @@ from sessions.stores.memory import MemoryStore
 from sessions.stores.redis import RedisStore
 from sessions.stores.redis_connect import CLUSTER, PLAIN, SENTINEL
 from sessions.stores.retry import RetryingStore
-from sessions.stores.sealed import roomier
+from sessions.stores.sealed import SealedStore, roomier
 from sessions.stores.sealing import refuse_sealed, sealed_store
 from sessions.stores.tiered import CacheTier, TieredStore
 
@@ -45,6 +46,23 @@ def open_store(
         store.close()
         raise
     return store
+
+
+@contextlib.contextmanager
+def opened_sealed(
+    url: str, tenant: str, keyring: Keyring, config: StoreConfig | None = None
+) -> Iterator[SealedStore]:
+    """The sealed store of `tenant`, closed at the end. Raises as `open_store`."""
+    config = config or StoreConfig()
+    with contextlib.closing(open_raw(url, tenant, roomier(config))) as inner:
+        yield sealed_store(inner, keyring, tenant, config)
+
+
+@contextlib.contextmanager
+def opened_raw(url: str, tenant: str, config: StoreConfig | None = None) -> Iterator[Store]:
+    """`open_raw`, closed at the end."""
+    with contextlib.closing(open_raw(url, tenant, config or StoreConfig())) as store:
+        yield store
 
 
 def open_raw(url: str, tenant: str, config: StoreConfig) -> Store:
