@@ -61,9 +61,12 @@ class Catalog:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def session(self, session: str) -> Entry:
-        """The stored turn of a session id. Raises SessionNotFound."""
-        return self._entry(names.session_ref(session), f"there is no session {session}")
+    def session(self, session: str, known: Entry | None = None) -> Entry:
+        """The stored turn of a session id; `known`, if it is that one still. Raises SessionNotFound."""
+        ref = names.session_ref(session)
+        if known is not None and known.ref == ref and self._store.read(ref) == known.blob.encode():
+            return known
+        return self._entry(ref, f"there is no session {session}")
 
     def pin(self, name: str) -> Entry:
         """The turn pinned under `name`. Raises SessionNotFound, NameRefused."""

@@ -10,14 +10,12 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import BinaryIO
 
 from engine.errors import (
     ConfigError,
     EditRefused,
-    LeaseHeld,
     LeaseLost,
     SessionNotFound,
     StaleSession,
@@ -28,15 +26,14 @@ from engine.state import Provenance, SamplerParams, SeqId
 from engine.verbs import Verbs
 from serialization.archive import read_archive
 from serialization.blobs import BlobClass, BlobId, Store
-from serialization.manifest import Manifest, ManifestKind, Message, Origin, manifest_id
+from serialization.manifest import Manifest, Message
 from serialization.resume import cut
 from serialization.snapshot import verify_kept
 from sessions import names
 from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
-from sessions.copying import copied
+from sessions.commits import Commits
 from sessions.gc import GcPlan, GcResult, collect, plan_gc
-from sessions.lease import KeepAlive, Lease, acquire
 from sessions.listing import Usage, list_sessions, usage
 from sessions.pins import Pins
 from sessions.policy import Policy
@@ -65,7 +62,9 @@ class SessionManager:
         policy: Policy | None = None,
         holder: str | None = None,
         tenant: str = "default",
+        salt: str = "",
     ) -> None:
+        """Of the prefixes of the tenant's sessions those are shared that were saved with the same `salt`."""
         self.store = store
         self.policy = policy or Policy()
         self.tenant = tenant
@@ -73,7 +72,8 @@ class SessionManager:
         self._holder = holder or f"pid {os.getpid()} on {socket.gethostname()}"
         self._catalog = Catalog(store)
         self._pins = Pins(store)
-        self._prefixes = PrefixIndex(store, tenant)
+        self._prefixes = PrefixIndex(store, tenant, salt)
+        self.commits = Commits(store, self._prefixes, self._holder, tenant, self.policy.lease)
 
     @property
     def engine(self) -> Verbs:
@@ -83,13 +83,13 @@ class SessionManager:
 
     # --- open ---------------------------------------------------------------------------------
 
-    def create(self, name: str | None = None, title: str = "") -> Session:
-        """A new session, leased. Nothing but its name is stored before its first save, and that is free again
-        when the lease ends. Raises SessionExists."""
+    def create(self, name: str | None = None, title: str = "", session: str | None = None) -> Session:
+        """A new session, leased; its id is a new one, unless it is given. Nothing but its name is stored
+        before its first save, and that is free again when the lease ends. Raises SessionExists."""
         if name is not None:
             self._catalog.check_free(name)
-        session = names.new_session_id()
-        lease = self._lease(session)
+        session = session or names.new_session_id()
+        lease = self.commits.lease(session)
         try:
             if name is not None:
                 self._catalog.take_name(name, session)
@@ -98,17 +98,18 @@ class SessionManager:
             raise
         return Session(session, name, title, lease)
 
-    def open(self, ref: str) -> Session:
-        """The session of this id, unique start of an id, or name. Raises SessionNotFound, LeaseHeld."""
+    def open(self, ref: str, known: Entry | None = None) -> Session:
+        """The session of this id, unique start of an id, or name. A turn that is `known` is not
+        read again, where the session stands at it still. Raises SessionNotFound, LeaseHeld."""
         session = self._catalog.find(ref)
-        lease = self._lease(session)
+        lease = self.commits.lease(session)
         try:
-            entry = self._catalog.session(session)
+            entry = self._catalog.session(session, known)
         except BaseException:
             lease.close()
             raise
         stored = entry.manifest
-        return Session(session, stored.name, stored.title, lease, entry, stored.forked_from)
+        return Session(session, stored.name, stored.title, lease, entry, stored.forked_from, note=stored.note)
 
     # --- save and resume ----------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class SessionManager:
         if expected is not None and expected != session.generation:
             raise StaleSession(f"session {session.id} is at turn {session.generation}, not {expected}")
         begun = time.monotonic()
-        self._make_sure(session)
+        self.commits.make_sure(session)
         for _ in range(_SLOW_SAVE_TRIES):
             started = time.monotonic()
             turn = write_turn(self.store, self.engine, session, seq, messages, self.policy, self.tenant)
@@ -134,10 +135,10 @@ class SessionManager:
             raise StoreUnavailable("the store is so slow that gc might delete a turn while it is written")
         known, manifest = session.synced, turn.manifest
         try:
-            nbytes = self._commit(session, manifest)
+            nbytes = self.commits.commit(session, manifest)
         except LeaseLost as lost:
-            self._take_again(session, lost)
-            nbytes = self._commit(session, manifest)
+            self.commits.take_again(session, lost)
+            nbytes = self.commits.commit(session, manifest)
         session.synced, session.draft_synced = len(manifest.tokens), turn.draft_synced
         self._prefixes.add(manifest, known)
         nbytes += turn.nbytes
@@ -172,7 +173,7 @@ class SessionManager:
         """A new session with the same past, or its first `length` tokens; no row is copied."""
         entry = self._catalog.session(self._catalog.find(ref))
         past = entry.manifest if length is None else cut(entry.manifest, length)
-        return self._begin(past, name, entry, names.new_session_id())
+        return self._begun(past, name, entry)
 
     def rewind(self, ref: str, turns: int = 1) -> SessionInfo:
         """Take back the last `turns` turns; a turn begins with a message of the user.
@@ -185,7 +186,7 @@ class SessionManager:
             if any(span.provenance is Provenance.SHIFTED for span in entry.manifest.spans):
                 raise EditRefused(f"session {session.id}: a context shift dropped earlier turns")
             past = before(entry.manifest, first_of(entry.manifest.messages, turns))
-            self._commit(session, self._next(session, past))
+            self.commits.follow(session, past)
         finally:
             session.close()
         return self.info(session.id)
@@ -197,7 +198,7 @@ class SessionManager:
             entry = session.stored()
             if name is not None:
                 self._catalog.take_name(name, session.id)
-            self._commit(session, self._next(session, replace(entry.manifest, name=name)))
+            self.commits.follow(session, replace(entry.manifest, name=name))
             if session.name is not None and session.name != name:
                 self._catalog.drop_name(session.name, session.id)
         finally:
@@ -212,9 +213,9 @@ class SessionManager:
         session = self.open(ref)
         try:
             entry = session.stored(at)
-            tomb = self._next(session, tombstone(entry.manifest))
+            tomb = self.commits.next(session, tombstone(entry.manifest))
             self.store.scoped(session.id).put(BlobClass.MANIFEST, tomb.encode())
-            self._swap(session, None)
+            self.commits.swap(session, None)
             if session.name:
                 self._catalog.drop_name(session.name, session.id)
         finally:
@@ -227,7 +228,7 @@ class SessionManager:
     def _release_rows(self, ref: str, at: BlobId | None) -> str:
         session = self.open(ref)
         try:
-            self._commit(session, self._next(session, bare(session.stored(at).manifest)))
+            self.commits.follow(session, bare(session.stored(at).manifest))
         finally:
             session.close()
         return session.id
@@ -244,7 +245,7 @@ class SessionManager:
     def load(self, name: str) -> SessionInfo:
         """A new session that goes on from a pin."""
         entry = self._catalog.pin(name)
-        return self._begin(entry.manifest, None, entry, names.new_session_id())
+        return self._begun(entry.manifest, None, entry)
 
     def unpin(self, name: str) -> None:
         self._pins.remove(name)
@@ -298,7 +299,8 @@ class SessionManager:
         manifest = read_archive(source, self.store.scoped(session))
         if time.monotonic() - started >= self.policy.grace / 2:
             verify_kept(self.store, manifest)  # gc might have met the first of them
-        return self._begin(imported(manifest), name, None, session)
+        self.commits.begin(imported(manifest), name, None, session)
+        return self.info(session)
 
     def check(self) -> CheckReport:
         """Read everything and tell what is wrong; changes nothing."""
@@ -314,86 +316,7 @@ class SessionManager:
     def collect(self, plan: GcPlan) -> GcResult:
         return collect(self.store, self.policy, plan, self._delete, self._release_rows)
 
-    # --- parts of the verbs -------------------------------------------------------------------
-
-    def _lease(self, session: str) -> KeepAlive:
-        return KeepAlive(self.store, session, self._holder, self.policy.lease)
-
-    def _briefly(self, session: str) -> Lease:
-        return acquire(self.store, session, self._holder, self.policy.lease)
-
-    def _take_again(self, session: Session, lost: LeaseLost) -> None:
-        """Another lease for one that is over. Raises `lost` while somebody else writes. That nobody wrote
-        since is asked by the swap, which names the turn we stand at."""
-        session.close()
-        session.unsure = None
-        try:
-            session.lease = self._lease(session.id)
-        except LeaseHeld:
-            raise lost from None
-
-    def _next(self, session: Session, manifest: Manifest) -> Manifest:
-        entry = session.stored()
-        return replace(
-            manifest, generation=entry.manifest.generation + 1, parent=entry.blob, updated=self.store.now()
-        )
-
-    def _commit(self, session: Session, manifest: Manifest) -> int:
-        """Put the manifest and swap the ref to it. Returns the manifest's bytes."""
-        first = session.entry is None
-        if first and session.name is not None:
-            self._catalog.take_name(session.name, session.id)
-        data = manifest.encode()
-        blob = self.store.scoped(session.id).put(BlobClass.MANIFEST, data)
-        session.unsure = Entry(names.session_ref(session.id), blob, manifest)
-        self._swap(session, blob.encode())
-        session.entry, session.unsure = session.unsure, None
-        return len(data)
-
-    def _make_sure(self, session: Session) -> None:
-        """Learn whether the last commit took place, if its answer was lost."""
-        if session.unsure is None:
-            return
-        if self.store.read(session.unsure.ref) == session.unsure.blob.encode():
-            session.entry, session.synced = session.unsure, session.unsure.manifest.length
-        session.unsure = None
-
-    def _swap(self, session: Session, new: bytes | None) -> None:
-        old = session.entry.blob.encode() if session.entry else None
-        if not session.lease.swap(names.session_ref(session.id), old, new):
-            raise StaleSession(f"session {session.id} was changed by another writer; nothing was overwritten")
-
-    def _begin(self, past: Manifest, name: str | None, source: Entry | None, session: str) -> SessionInfo:
-        """Commit `past` as the new `session`, while `source` still stands where it was read."""
-        if name is not None:
-            self._catalog.check_free(name)
-        own, now = self.store.scoped(session), self.store.now()
-        manifest = replace(
-            copied(past, self.store, own) if source else past,
-            session=session,
-            tenant=self.tenant,
-            kind=ManifestKind.TURN,
-            pin=None,
-            name=name,
-            generation=1,
-            parent=source.blob if source else None,
-            forked_from=_origin(past, source),
-            created=now,
-            updated=now,
-        )
-        blob = own.put(BlobClass.MANIFEST, manifest.encode())
-        guard = source.guard if source else None
-        # A name is only kept for a session that is stored, or that somebody is writing to.
-        writing = nullcontext() if name is None else self._briefly(session)
-        with writing:
-            if name is not None:
-                self._catalog.take_name(name, session)
-            if not self.store.swap(names.session_ref(session), None, blob.encode(), guard=guard):
-                raise StaleSession(f"session {past.session} moved on while it was read; try again")
-        self._prefixes.add(manifest, 0)
+    def _begun(self, past: Manifest, name: str | None, source: Entry) -> SessionInfo:
+        session = names.new_session_id()
+        self.commits.begin(past, name, source, session)
         return self.info(session)
-
-
-def _origin(past: Manifest, source: Entry | None) -> Origin:
-    blob = source.blob if source else manifest_id(past.encode())
-    return Origin(past.session, blob, past.length)

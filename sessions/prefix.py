@@ -36,11 +36,15 @@ class Hit:
 
 
 class PrefixIndex:
-    """Keys of chunk borders in refs. It holds hints alone: losing it costs reading, never truth."""
+    """Keys of chunk borders in refs. It holds hints alone: losing it costs reading, never truth.
 
-    def __init__(self, store: Store, tenant: str) -> None:
+    What one tenant entered with one `salt` is found with both alone. Keys are made of the tokens and of what
+    is asked, and all are looked up in one step: a miss takes as long whatever others have stored.
+    """
+
+    def __init__(self, store: Store, tenant: str, salt: str = "") -> None:
         self._store = store
-        self._tenant = tenant
+        self._root = [tenant, salt] if salt else [tenant]
 
     def add(self, manifest: Manifest, known: int) -> None:
         """Enter the whole computed chunks of `manifest` beyond the first `known` tokens."""
@@ -80,7 +84,7 @@ class PrefixIndex:
     def _names(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[str]:
         ids = np.asarray(tokens, dtype="<i4")
         key = blake3(
-            msgpack.packb([sorted(fingerprint.meaning.items()), self._tenant]), derive_key_context=_CONTEXT
+            msgpack.packb([sorted(fingerprint.meaning.items()), *self._root]), derive_key_context=_CONTEXT
         ).digest()
         names = []
         for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):

@@ -130,4 +130,5 @@ def _manifest(
         checkpoints=written.checkpoints,
         edge=written.edge,
         draft=written.draft,
+        note=session.note,
     )
