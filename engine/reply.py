@@ -12,13 +12,24 @@ Finish = Literal["eos", "stop", "length", "context", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """How likely the model found a token, before anything that the sampler does to its logits: the natural
+    logarithm; and the likeliest in its place with theirs, the best first, as many as were asked for."""
+
+    token: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A sampled token and the text that is certain by it (often none). The last piece has a `finish`;
-    it has no token where the reply ended without one (the context was full, or it was cancelled)."""
+    it has no token where the reply ended without one (the context was full, or it was cancelled).
+    `logprobs` are the token's, where they were asked for."""
 
     token: int | None
     text: str
     finish: Finish | None = None
+    logprobs: Logprobs | None = None
 
 
 class Reply:
@@ -38,7 +49,7 @@ class Reply:
         """How many tokens the reply may still have; None for any number."""
         return self._left
 
-    def push(self, token: int) -> Piece:
+    def push(self, token: int, logprobs: Logprobs | None = None) -> Piece:
         """The piece of the next token."""
         if self._left is not None:
             self._left -= 1
@@ -51,7 +62,7 @@ class Reply:
                 self.ended = "length"
                 text += self._rest()
         self._said_end = self.ended is not None
-        return Piece(token, text, self.ended)
+        return Piece(token, text, self.ended, logprobs)
 
     def unsaid(self, ended: Finish | None) -> bool:
         """Whether no piece has told yet that the reply ended."""

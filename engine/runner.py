@@ -16,6 +16,7 @@ from engine.admission import check_ids, check_room, check_state
 from engine.cache.memory import Memory
 from engine.cache.table import build_memory
 from engine.canary import canary_drift
+from engine.chooser import Chooser, Mask
 from engine.config import EngineConfig, probe_machine, resolve
 from engine.core import Core
 from engine.device_state import DeviceState, DeviceStates, device_restore, device_snapshot
@@ -254,10 +255,11 @@ class Engine:
         self.advance({seq: (edge.token,) for seq, edge in edges.items() if isinstance(edge, Pending)})
         return {seq: self.choose(seq) for seq in edges}
 
-    def choose(self, seq: SeqId) -> int:
-        """Sample the token that follows, and leave it pending. One that is pending already is the answer.
-        Raises EngineError where nothing was fed, or where the logits are not numbers."""
-        return choose(self._core, seq)
+    def choose(self, seq: SeqId, allowed: Mask | None = None) -> int:
+        """Sample the token that follows, one of those `allowed`, and leave it pending. One that is pending
+        already is the answer. Raises EngineError where nothing was fed, where the logits are not numbers, or
+        where no token may follow."""
+        return choose(self._core, seq, allowed)
 
     def propose(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]:
         """Guesses at what follows the pending token, so that no more than `at_most` tokens come of them; none
@@ -287,13 +289,15 @@ class Engine:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
+        chooser: Chooser | None = None,
     ) -> Iterator[Piece]:
         """Sample until something ends it; a piece for every token, and the last one says why.
 
         Text comes in whole characters, and what could still become a stop string is held back. The last
-        sampled token stays pending, so that closing the iterator at any time loses nothing.
+        sampled token stays pending, so that closing the iterator at any time loses nothing. A `chooser` is of
+        this reply alone.
         """
-        return generate(self, seq, max_tokens, stop, cancel)
+        return generate(self, seq, max_tokens, stop, cancel, chooser)
 
     # --- edits --------------------------------------------------------------------------------
 

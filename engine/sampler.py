@@ -1,7 +1,7 @@
 """From logits to the next token: a pure function of the logits, the ids so far, and the position.
 
 The order of the steps, as most engines have it:
-bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw.
+bias -> penalties -> (what is allowed) -> top-k -> top-p -> min-p -> temperature -> draw.
 top-p and min-p look at the probabilities before the temperature is applied. The draw is a function of
 (seed, position) alone, so that a sampler has a state at every position and keeps none. Every id has noise of
 its own in it (Gumbel-max), so that two models that nearly agree nearly always choose the same id with it.
@@ -21,8 +21,15 @@ from engine.state import SamplerParams
 Floats = npt.NDArray[np.float64]
 
 
-def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], position: int) -> int:
-    """The token at `position`, given float32 [vocab] `logits` and the ids before it.
+def sample(
+    logits: torch.Tensor,
+    params: SamplerParams,
+    history: Sequence[int],
+    position: int,
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> int:
+    """The token at `position`, given float32 [vocab] `logits` and the ids before it; with bool [vocab]
+    `allowed` one of those.
 
     Equal logits are taken lowest id first. Raises EngineError for logits that are no numbers.
     """
@@ -33,6 +40,10 @@ def sample(logits: torch.Tensor, params: SamplerParams, history: Sequence[int], 
         scores = _adjusted(scores.astype(np.float64), params, history)
         if not np.isfinite(scores.max()):
             raise EngineError("the sampler's logit_bias leaves no token to choose")
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+        if not np.isfinite(scores.max()):
+            raise EngineError("no token of the vocabulary may be next in this reply")
     if params.temperature == 0:
         return int(np.argmax(scores))
     ids, kept = _candidates(scores, params)

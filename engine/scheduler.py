@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
+from engine.chooser import Chooser
 from engine.errors import ContextFull, EngineError, NoSlot
 from engine.reply import Finish, Piece, Reply
 from engine.runner import Engine
@@ -22,10 +23,11 @@ RequestId = NewType("RequestId", int)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """When a reply ends by itself; how it is sampled is its sequence's own."""
+    """When a reply ends by itself; how it is sampled is its sequence's own. A `chooser` is of one reply."""
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    chooser: Chooser | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Request:
     rest: tuple[int, ...]
     reply: Reply | None
     edge: Edge
+    chooser: Chooser | None = None
     shared: int = 0
     computed: int = 0
     held: bool = False
@@ -113,7 +116,8 @@ class Scheduler:
         if not tokens and self._engine.edge(seq) is None:
             raise EngineError(f"sequence {seq} is empty: there is nothing to go on from")
         options = options or Options()
-        return self._add(seq, tokens, Reply(self._engine.tokenizer, options.stop, options.max_tokens))
+        reply = Reply(self._engine.tokenizer, options.stop, options.max_tokens)
+        return self._add(seq, tokens, reply, options.chooser)
 
     def feed(self, seq: SeqId, tokens: Sequence[int]) -> RequestId:
         """Read `tokens`, at least one, after those of `seq` (as `Engine.feed` does), and no more. Raises
@@ -205,7 +209,9 @@ class Scheduler:
         guesses = {}
         for name in work:
             request = self._requests[name]
-            if room > 0 and not request.rest and request.reply is not None and work[name]:
+            if request.chooser is not None or request.reply is None:
+                continue
+            if room > 0 and not request.rest and work[name]:
                 found = self._engine.propose(request.seq, request.reply.left)[:room]
                 guesses[request.seq] = found
                 room -= len(found)
@@ -244,12 +250,17 @@ class Scheduler:
         if reply.ended is not None:  # no token was asked for
             return [self._end(name, reply, reply.ended)]
         try:
-            tokens = step.tokens or (self._engine.choose(request.seq),)
+            told = None
+            if request.chooser is None:
+                tokens = step.tokens or (self._engine.choose(request.seq),)
+            else:
+                token, told = request.chooser.choose(self._engine, request.seq)
+                tokens = (token,)
         except EngineError as error:
             return [self._fail(name, error)]
         events: list[Event] = []
         for index, token in enumerate(tokens, start=1):
-            piece = reply.push(token)
+            piece = reply.push(token, told)
             events.append(Said(name, piece))
             if piece.finish is not None:
                 del self._requests[name]
@@ -291,10 +302,12 @@ class Scheduler:
         self._engine.check_ids(tokens)
         self._engine.check_room(seq, len(tokens))
 
-    def _add(self, seq: SeqId, tokens: Sequence[int], reply: Reply | None) -> RequestId:
+    def _add(
+        self, seq: SeqId, tokens: Sequence[int], reply: Reply | None, chooser: Chooser | None = None
+    ) -> RequestId:
         name = RequestId(self._count)
         self._count += 1
-        self._requests[name] = Request(seq, tuple(tokens), reply, self._engine.edge(seq))
+        self._requests[name] = Request(seq, tuple(tokens), reply, self._engine.edge(seq), chooser)
         return name
 
 

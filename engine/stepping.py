@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.admission import check_ids, check_room
+from engine.chooser import Mask
 from engine.core import Core
 from engine.edits import go_back, make_room
 from engine.errors import EngineError
@@ -69,7 +70,7 @@ def propose(core: Core, seq: SeqId, at_most: int | None) -> tuple[int, ...]:
     return tuple(itertools.takewhile(lambda token: 0 <= token < vocab, guesses[:count]))
 
 
-def choose(core: Core, seq: SeqId) -> int:
+def choose(core: Core, seq: SeqId, allowed: Mask | None = None) -> int:
     """See `Engine.choose`."""
     record = core.record(seq)
     match record.edge:
@@ -80,7 +81,7 @@ def choose(core: Core, seq: SeqId) -> int:
         case NextLogits(logits):
             # Some models have more rows of output than their tokenizer has tokens.
             known = logits[: core.tokenizer.vocab_size]
-            token = sample(known, record.sampler, record.tokens, len(record.tokens))
+            token = sample(known, record.sampler, record.tokens, len(record.tokens), allowed)
             record.edge = Pending(token)
             return token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from engine.chooser import Chooser
 from engine.generation import Cancel
 from engine.reply import Piece
 from engine.runner import FeedResult
@@ -79,6 +80,7 @@ class Verbs(Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
+        chooser: Chooser | None = None,
     ) -> Iterator[Piece]: ...
 
     # --- edits --------------------------------------------------------------------------------

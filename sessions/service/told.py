@@ -29,22 +29,11 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Logprobs:
-    """How likely the model found a token, before anything that the sampler does to its logits: the natural
-    logarithm; and the likeliest in its place with theirs, the best first, as many as were asked for."""
-
-    token: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Said:
-    """The next piece of reply number `reply` (0 to `Ask.num_replies`); one with a `finish` is its last.
-    `logprobs` are of the piece's token, where they were asked for."""
+    """The next piece of reply number `reply` (0 to `Ask.num_replies`); one with a `finish` is its last."""
 
     reply: int
     piece: Piece
-    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
