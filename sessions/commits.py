@@ -94,6 +94,7 @@ class Commits:
             generation=1,
             parent=source.blob if source else None,
             forked_from=_origin(past, source),
+            note=None,
             created=now,
             updated=now,
         )
