@@ -16,7 +16,7 @@ from engine.pace import Pace
 from engine.runner import Engine
 from engine.scheduler import Event, Failed, Options, Read, RequestId, Said, Scheduler, machine_error
 from engine.state import SeqId
-from engine.streams import Item, Stream
+from engine.streams import Item, Items, Stream
 
 Result = TypeVar("Result")
 
@@ -76,11 +76,16 @@ class Driver:
 
     def feed(self, seq: SeqId, tokens: Sequence[int], cancel: Cancel | None) -> Stream:
         """Begin to read `tokens`. Raises as `Scheduler.feed`."""
-        return self._ask(lambda: self._begin(seq, lambda: self._scheduler.feed(seq, tokens), cancel))
+        items: Items = queue.SimpleQueue()
+        return self._ask(lambda: self._begin(seq, self._scheduler.feed(seq, tokens), cancel, items, 0))
 
-    def reply(self, seq: SeqId, options: Options, cancel: Cancel | None) -> Stream:
-        """Begin a reply. Raises as `Scheduler.submit`."""
-        return self._ask(lambda: self._begin(seq, lambda: self._scheduler.submit(seq, (), options), cancel))
+    def reply(
+        self, seq: SeqId, options: Options, cancel: Cancel | None, items: Items, number: int = 0
+    ) -> Stream:
+        """Begin a reply, whose pieces come with `number` into `items`. Raises as `Scheduler.submit`."""
+        return self._ask(
+            lambda: self._begin(seq, self._scheduler.submit(seq, (), options), cancel, items, number)
+        )
 
     def was_read(self, stream: Stream) -> None:
         """Something was taken from the stream."""
@@ -150,13 +155,13 @@ class Driver:
             match event:
                 case Said(_, piece):
                     stream.over = piece.finish is not None
-                    stream.items.put(piece)
+                    stream.add(piece)
                 case Read():
                     stream.over = not event.left
-                    stream.items.put(event)
+                    stream.add(event)
                 case Failed(_, error):
                     stream.over = True
-                    stream.items.put(error)
+                    stream.add(error)
             if stream.over:
                 del self._streams[event.request]
             elif stream.behind and not stream.held:
@@ -188,13 +193,15 @@ class Driver:
     def _finish(self, stream: Stream, item: Item) -> None:
         del self._streams[stream.request]
         stream.over = True
-        stream.items.put(item)
+        stream.add(item)
 
-    def _begin(self, seq: SeqId, submit: Callable[[], RequestId], cancel: Cancel | None) -> Stream:
+    def _begin(
+        self, seq: SeqId, request: RequestId, cancel: Cancel | None, items: Items, number: int
+    ) -> Stream:
         if self._closing:
+            self._scheduler.drop(request)
             raise closed()
-        request = submit()
-        stream = self._streams[request] = Stream(seq, request, cancel)
+        stream = self._streams[request] = Stream(seq, request, cancel, items, number)
         return stream
 
     def _go_on(self, stream: Stream) -> None:
@@ -207,7 +214,7 @@ class Driver:
             self._scheduler.drop(stream.request)
             del self._streams[stream.request]
             stream.over = True
-        self.engine.unsay(stream.seq, stream.take_back())
+        self.engine.unsay(stream.seq, stream.sampled - stream.heard)
 
     def _leave(self) -> None:
         """Nobody waits for a thread that is gone, whatever ended it."""

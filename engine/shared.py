@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from engine.chooser import Chooser
 from engine.driver import Driver
 from engine.errors import EngineError
 from engine.generation import Cancel
@@ -15,7 +17,7 @@ from engine.scheduler import Options, Read
 from engine.slots import Resting
 from engine.speculative.base import Drafter
 from engine.state import Canary, Edge, Fingerprint, SamplerParams, SeqId, SequenceState, Span
-from engine.streams import Stream
+from engine.streams import Items, Stream
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
 
@@ -114,7 +116,8 @@ class SharedEngine:
         stream = self._driver.feed(seq, tokens, cancel)
         try:
             while True:
-                item = stream.items.get()
+                _, item = stream.items.get()
+                stream.take(item)
                 if not isinstance(item, Read):
                     raise _raised(item)
                 done = item.shared + item.computed
@@ -135,20 +138,35 @@ class SharedEngine:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         cancel: Cancel | None = None,
+        chooser: Chooser | None = None,
     ) -> Iterator[Piece]:
         """See `Engine.generate`: what was computed ahead of a reader who closes early is taken back."""
-        stream = self._driver.reply(seq, Options(max_tokens, tuple(stop)), cancel)
+        for _, piece in self.replies({seq: Options(max_tokens, tuple(stop), chooser)}, cancel):
+            yield piece
+
+    def replies(
+        self, asked: Mapping[SeqId, Options], cancel: Cancel | None = None
+    ) -> Iterator[tuple[int, Piece]]:
+        """As `generate`, of several sequences in the same batches: pieces as they come, with the place that
+        their sequence has among those asked. An error in one ends all."""
+        items: Items = queue.SimpleQueue()
+        streams: list[Stream] = []
         try:
-            while True:
-                item = stream.items.get()
+            for number, (seq, options) in enumerate(asked.items()):
+                streams.append(self._driver.reply(seq, options, cancel, items, number))
+            left = len(streams)
+            while left:
+                number, item = items.get()
+                stream = streams[number]
+                stream.take(item)
                 if not isinstance(item, Piece):
                     raise _raised(item)
                 self._driver.was_read(stream)
-                yield item
-                if item.finish is not None:
-                    return
+                left -= item.finish is not None
+                yield number, item
         finally:
-            self._leave(stream)
+            for stream in streams:
+                self._leave(stream)
 
     # --- edits --------------------------------------------------------------------------------
 
@@ -180,7 +198,7 @@ class SharedEngine:
 
     def _leave(self, stream: Stream) -> None:
         """Whether it was read to its end, closed early, or broken by an error."""
-        if not stream.over or not stream.items.empty():
+        if not stream.done:
             self._driver.end(stream)
 
 
