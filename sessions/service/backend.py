@@ -150,7 +150,7 @@ class Backend:
         expected: BlobId | None = None,
     ) -> SessionView:
         """Let the session's messages be these, without a reply: those that it has and are the same stay as they
-        were fed, and the others are read with its next turn. `note` is kept beside them (at most 64 KiB)."""
+        were fed, and the others are read with its next turn. `note` is kept beside them (at most 1 MiB)."""
         raise NotImplementedError
 
     def save(self, tenant: str, session: str) -> tuple[SessionView, SaveResult | None]:

@@ -145,7 +145,7 @@ POINT = "point-b3-" + "0" * 64
         ({"note": "x"}, Corrupt),
         ({"features": ["note"]}, Corrupt),
         ({"features": ["note"], "note": None}, Corrupt),
-        ({"features": ["note"], "note": "x" * (2**16 + 1)}, LimitExceeded),
+        ({"features": ["note"], "note": "x" * (2**20 + 1)}, LimitExceeded),
         ({"features": ["note", "draft"], "note": "x"}, Corrupt),
         ({"title": ...}, Corrupt),
         ({"title": 3}, Corrupt),
