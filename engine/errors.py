@@ -3,7 +3,8 @@
     TenutoError                     1   anything of ours
     ├── UsageError                  2   the caller asked for something that makes no sense
     │   ├── ConfigError             2   an unknown key, or a value out of range
-    │   └── NameRefused             2   a session, pin or tenant name that may not be one
+    │   ├── NameRefused             2   a session, pin or tenant name that may not be one
+    │   └── Unsupported             2   something that others offer, and this does not
     ├── ModelError                 10
     │   ├── ModelNotFound          11   no such model file, folder or catalogue entry
     │   ├── UnknownArchitecture    12   a model family that the engine has no file for
@@ -74,6 +75,10 @@ class ConfigError(UsageError):
 
 
 class NameRefused(UsageError):
+    pass
+
+
+class Unsupported(UsageError):
     pass
 
 

@@ -21,6 +21,7 @@ STATUS: dict[type[errors.TenutoError], int] = {
     errors.TenutoError: 500,
     errors.UsageError: 400,
     errors.ModelError: 500,
+    errors.ModelNotFound: 404,
     errors.NoChatTemplate: 400,
     errors.TemplateRefused: 400,
     errors.EngineError: 500,
@@ -141,7 +142,8 @@ async def invalid(request: Request, error: Exception) -> Response:
     message = f"{where}: {found['msg']}" if where else str(found["msg"])
     if found["type"] == "json_invalid":
         return refusal(400, "the body is no JSON", "invalid_json")
-    return refusal(400, message, "invalid_request", where or None)
+    code = "unsupported" if found["type"] == "unsupported" else "invalid_request"
+    return refusal(400, message, code, where or None)
 
 
 def _path(loc: Sequence[int | str]) -> str:
