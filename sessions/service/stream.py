@@ -13,8 +13,23 @@ from engine.errors import TenutoError
 from sessions.service.running import Turn
 from sessions.service.told import Begun, Told
 
+_EVENTS = "text/event-stream"
 #: A comment, which every client of such streams skips.
 _ALIVE = b": \n\n"
+
+
+#: How a route that may stream describes it, beside its JSON: `responses={200: STREAMED, ...}`.
+STREAMED: dict[str, Any] = {
+    "content": {
+        _EVENTS: {
+            "itemSchema": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+            }
+        }
+    }
+}
 
 
 class Frames(Protocol):
@@ -45,7 +60,7 @@ class TurnStream(Response):
     """Answers with the events of a turn that has begun. Goes on to the end of the turn when the client is
     gone, which is soon: then the turn is saved, and the log knows what it was."""
 
-    media_type = "text/event-stream"
+    media_type = _EVENTS
 
     def __init__(
         self, turn: Turn, begun: Begun, frames: Frames, headers: Mapping[str, str], keepalive: float

@@ -19,13 +19,13 @@ from sessions.service.call import Call, TheCall, restored_headers
 from sessions.service.etags import IfMatch, etag, expected
 from sessions.service.refusals import answers, body_of
 from sessions.service.sessions_routes import Ref
-from sessions.service.stream import TurnStream, event
+from sessions.service.stream import STREAMED, TurnStream, event
 from sessions.service.told import Begun, Ended, Said, Told
 
 router = APIRouter(prefix="/v1/sessions", tags=["turns"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: STREAMED,
     **answers(404, 409, 412, 423, 507),
 }
 
