@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +14,21 @@ from cli.retention import duration, retention_options
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
+    import socket
+
     from serialization.blobs import Store
-    from sessions.service.backend import BackendConfig
+    from sessions.keys import ApiKeys
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What was said about the service itself."""
+
+    hosts: tuple[str, ...]
+    max_turns: int
+    max_waiting: int
+    drain: float
+    retention: dict[str, object]
 
 
 @click.command()
@@ -69,62 +83,65 @@ def serve(
 ) -> None:
     """Serve conversations over HTTP: OpenAI's API, sessions of its own, llama-server's slots.
 
-    It listens to this machine alone, unless there are API keys. SIGTERM ends it once running turns have ended
-    and are saved; a second one at once. One line of JSON a request goes to stderr (-q: none).
+    It listens to this machine alone, unless there are API keys (`tenuto keys create`), which are then asked
+    for. SIGTERM ends it once running turns have ended and are saved; a second one at once. One line of JSON a
+    request goes to stderr (-q: none).
     """
-    from sessions.policy import Policy
-    from sessions.service.backend import BackendConfig
+    from sessions.keys import ApiKeys
+    from sessions.service.address import Address
 
-    config = BackendConfig(max_turns, max_waiting, Policy.from_mapping(dict(retention)))
-    settings = {"num_seqs": sequences} | ({} if cells is None else {"num_cells": cells})
-    options = EngineOptions(
-        engine.model, engine.chat_template, {**settings, **engine.config}, engine.draft, engine.draft_max
-    )
-    _serve(app, host, port, hosts, drain, config, options)
+    address, keys = Address(host, port), ApiKeys(app.unlocking.folder)
+    with_keys = bool(keys.list())
+    if not with_keys and address.reaches_elsewhere():
+        raise UsageError(f"others could reach {host}: that needs API keys (tenuto keys create)")
+    settings: dict[str, object] = {"num_seqs": sequences}
+    if cells is not None:
+        settings["num_cells"] = cells
+    model = replace(engine, config={**settings, **engine.config})
+    with address.open() as listening:  # before minutes are spent on a model
+        _serve(
+            app,
+            _Said(hosts, max_turns, max_waiting, drain, retention),
+            listening,
+            keys if with_keys else None,
+            model,
+        )
 
 
 def _serve(
-    app: App,
-    host: str,
-    port: int,
-    hosts: tuple[str, ...],
-    drain: float,
-    config: BackendConfig,
-    options: EngineOptions,
+    app: App, said: _Said, listening: socket.socket, keys: ApiKeys | None, model: EngineOptions
 ) -> None:
     try:
         from sessions.service.app import build_app
-        from sessions.service.server import Address, serve, url_of
+        from sessions.service.server import serve
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not there: pip install 'tenuto[serve]'") from error
-    from sessions.service.backend import Backend
+    from sessions.policy import Policy
+    from sessions.service.address import url_of
+    from sessions.service.backend import Backend, BackendConfig
     from sessions.service.config import ServiceConfig
     from sessions.service.logs import Log
     from sessions.stores.open import open_store
 
-    address = Address(host, port)
-    if address.reaches_elsewhere():
-        raise UsageError(f"others could reach {host}: that needs API keys")
-
-    keyring = app.unlocking.keyring()
+    keyring, log = app.unlocking.keyring(), Log(None if app.out.quiet else sys.stderr)
 
     def store(tenant: str) -> Store:
         return open_store(app.url, tenant, keyring=keyring)
 
-    with address.open() as listening:  # before minutes are spent on a model
-        backend = Backend(app.engine(options), store, config)
-        try:
-            log = Log(None if app.out.quiet else sys.stderr)
-            service = build_app(backend, ServiceConfig(hosts=hosts), log=log)
-            url = url_of(listening)
+    def started() -> None:
+        url = url_of(listening)
+        if app.out.as_json:
+            app.out.data(
+                {"url": url, "model": backend.model.name, "store": app.url, "keys": keys is not None}
+            )
+        else:
+            app.out.text(f"{backend.model.name} at {url}")
+        sys.stdout.flush()
 
-            def started() -> None:
-                if app.out.as_json:
-                    app.out.data({"url": url, "model": backend.model.name, "store": app.url})
-                else:
-                    app.out.text(f"{backend.model.name} at {url}")
-                sys.stdout.flush()
-
-            serve(service, backend, listening, drain, log, started)
-        finally:
-            backend.close()
+    policy = Policy.from_mapping(dict(said.retention))
+    backend = Backend(app.engine(model), store, BackendConfig(said.max_turns, said.max_waiting, policy))
+    try:
+        service = build_app(backend, ServiceConfig(hosts=said.hosts), keys, log)
+        serve(service, backend, listening, said.drain, log, started)
+    finally:
+        backend.close()

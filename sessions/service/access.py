@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import KeyRefused, TenutoError
+from sessions.service.address import is_loopback
 from sessions.service.config import ServiceConfig
 from sessions.service.rates import Rate
 from sessions.service.record import Record, record_of
@@ -100,16 +100,6 @@ def _error(error: TenutoError) -> Response:
     if answer.status_code == 401:
         answer.headers["www-authenticate"] = "Bearer"
     return answer
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a host's name or address is this machine's own, which nobody else can reach."""
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _name(url: str) -> str | None:

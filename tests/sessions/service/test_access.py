@@ -9,12 +9,10 @@ import pytest
 
 from engine.errors import UsageError
 from sessions.keys import ApiKeys
-from sessions.service.access import is_loopback
+from sessions.service.address import Address, is_loopback
 from sessions.service.config import ServiceConfig
-from sessions.service.server import Address
 from tests.sessions.service.fake import FakeBackend
 from tests.sessions.service.serving import Served, served
-
 
 As = Callable[[str], dict[str, str]]
 
