@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
     from serialization.blobs import Store
     from sessions.keys import ApiKeys
+    from sessions.service.config import ServiceConfig
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
     """What was said about the service itself."""
 
-    hosts: tuple[str, ...]
+    service: ServiceConfig
     max_turns: int
     max_waiting: int
     drain: float
@@ -42,6 +43,21 @@ class _Said:
     multiple=True,
     metavar="NAME",
     help="A name, beside localhost, that clients may know this service by. May be repeated.",
+)
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    metavar="TENANT",
+    help="Where there are API keys: whose may read /metrics. May be repeated.",
+)
+@click.option(
+    "--requests-per-minute", type=click.FloatRange(0, min_open=True), help="Of each tenant (any number)."
+)
+@click.option(
+    "--tokens-per-minute",
+    type=click.FloatRange(0, min_open=True),
+    help="Read or said for each tenant (any number).",
 )
 @click.option(
     "--max-turns", type=click.IntRange(min=1), default=64, show_default=True, help="Turns that run at once."
@@ -73,6 +89,9 @@ def serve(
     host: str,
     port: int,
     hosts: tuple[str, ...],
+    operators: tuple[str, ...],
+    requests_per_minute: float | None,
+    tokens_per_minute: float | None,
     max_turns: int,
     max_waiting: int,
     drain: float,
@@ -89,6 +108,7 @@ def serve(
     """
     from sessions.keys import ApiKeys
     from sessions.service.address import Address
+    from sessions.service.config import ServiceConfig
 
     address, keys = Address(host, port), ApiKeys(app.unlocking.folder)
     with_keys = bool(keys.list())
@@ -98,14 +118,15 @@ def serve(
     if cells is not None:
         settings["num_cells"] = cells
     model = replace(engine, config={**settings, **engine.config})
+    config = ServiceConfig(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        operators=operators,
+        hosts=hosts,
+    )
+    said = _Said(config, max_turns, max_waiting, drain, retention)
     with address.open() as listening:  # before minutes are spent on a model
-        _serve(
-            app,
-            _Said(hosts, max_turns, max_waiting, drain, retention),
-            listening,
-            keys if with_keys else None,
-            model,
-        )
+        _serve(app, said, listening, keys if with_keys else None, model)
 
 
 def _serve(
@@ -119,7 +140,6 @@ def _serve(
     from sessions.policy import Policy
     from sessions.service.address import url_of
     from sessions.service.backend import Backend, BackendConfig
-    from sessions.service.config import ServiceConfig
     from sessions.service.logs import Log
     from sessions.stores.open import open_store
 
@@ -141,7 +161,7 @@ def _serve(
     policy = Policy.from_mapping(dict(said.retention))
     backend = Backend(app.engine(model), store, BackendConfig(said.max_turns, said.max_waiting, policy))
     try:
-        service = build_app(backend, ServiceConfig(hosts=said.hosts), keys, log)
+        service = build_app(backend, said.service, keys, log)
         serve(service, backend, listening, said.drain, log, started)
     finally:
         backend.close()

@@ -60,6 +60,7 @@ def build_app(
         asyncio.Semaphore(config.max_imports),
         SlotTable(backend.model.num_seqs),
         Rate(config.tokens_per_minute),
+        keys is not None,
     )
 
     @asynccontextmanager

@@ -38,6 +38,7 @@ class Service:
     imports: asyncio.Semaphore
     slots: SlotTable
     tokens: Rate
+    with_keys: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class Call:
     def tenant(self) -> str:
         assert self.record.tenant is not None, "a route that needs no key asked for the tenant"
         return self.record.tenant
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may see what is counted of all tenants."""
+        return not self.service.with_keys or self.tenant in self.service.config.operators
 
     @property
     def backend(self) -> Backend:

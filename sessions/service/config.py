@@ -17,6 +17,7 @@ class ServiceConfig:
     requests_per_minute, tokens_per_minute  what one tenant may ask for, and have computed; None: any number
     keepalive     seconds without an event after which a stream says that it is alive
     retry_after   seconds, told to whom is refused for load and no better number is known
+    operators     tenants who may see what the service counts of all; without API keys everyone may
     hosts         names that a request's Host may have beside those of the loopback, without API keys (with
                   keys any: a key is what a page of elsewhere has not)
     """
@@ -31,6 +32,7 @@ class ServiceConfig:
     tokens_per_minute: float | None = None
     keepalive: float = 15.0
     retry_after: float = 1.0
+    operators: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

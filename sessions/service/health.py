@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from sessions.service.call import TheCall
-from sessions.service.refusals import answers
+from sessions.service.refusals import answers, refusal
 
 router = APIRouter(tags=["service"])
 
@@ -31,5 +31,9 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 @router.get("/metrics", response_class=Response, responses={200: _TEXT, **answers()})
 async def metrics(call: TheCall) -> Response:
-    """Counters and histograms in Prometheus's text format."""
+    """Counters and histograms in Prometheus's text format. Where there are API keys an operator's is needed:
+    they are of all tenants."""
+    if not call.is_operator:
+        call.record.error = "operators_only"
+        return refusal(403, "this is for an operator's key (see --operator)", call.record.error)
     return Response(await call.run(call.service.metrics.text), media_type=CONTENT_TYPE_LATEST)

@@ -31,7 +31,7 @@ def as_(keys: ApiKeys) -> As:
 
 @pytest.fixture(scope="module")
 def at(keys: ApiKeys) -> Iterator[Served]:
-    with served(FakeBackend(), keys=keys) as running:
+    with served(FakeBackend(), ServiceConfig(operators=("bob",)), keys) as running:
         yield running
 
 
@@ -76,6 +76,12 @@ def test_a_session_is_its_tenants_alone(at: Served, as_: As) -> None:
     nobodys = at.client.get(f"/v1/sessions/{'0' * 25}9", headers=as_("bob"))
     assert theirs.status_code == nobodys.status_code == 404
     assert theirs.json()["error"]["code"] == nobodys.json()["error"]["code"]
+
+
+def test_what_is_counted_of_all_tenants_is_for_an_operator(at: Served, as_: As) -> None:
+    assert at.client.get("/metrics", headers=as_("bob")).status_code == 200
+    answer = at.client.get("/metrics", headers=as_("ann"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operators_only")
 
 
 def test_the_description_says_that_a_key_is_needed(at: Served) -> None:
