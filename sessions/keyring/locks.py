@@ -1,7 +1,7 @@
 """Two locks of a folder: many may use its keys at once, and one may change them.
 
 Processes and threads alike. Who wants to change them is let in however many use them: all enter by a gate
-that is held for a moment alone.
+that is held for a moment alone. Neither is entered twice by one thread.
 """
 
 from __future__ import annotations

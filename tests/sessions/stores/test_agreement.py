@@ -1,9 +1,10 @@
-"""Memory, disk and Redis agree on every operation, errors included, whatever came before."""
+"""Memory, disk and Redis, in the clear and sealed, agree on every operation, errors included, whatever came
+before."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from engine.errors import TenutoError
-from serialization.blobs import BlobClass, BlobId, Store, blob_id
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_id
+from serialization.sealed import BLOB_ROOM
+from sessions.keyring.master import MasterKeys
+from sessions.keyring.ring import Keyring
+from sessions.rotate import reseal
 from sessions.stores.base import StoreConfig
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
 from sessions.stores.redis import RedisStore
+from sessions.stores.sealed import roomier
+from sessions.stores.sealing import sealed_store
 from tests.redis_server import RedisServer
 
 CONTENTS = (b"", b"one", b"two" * 50, b"x" * 2001)
@@ -32,6 +39,40 @@ values = st.sampled_from([b"", b"1", b"2", bytes(range(256))])
 maybe = st.none() | values
 
 
+class Plainly:
+    """A sealed store as one in the clear would answer: blobs by their plain names, with their own sizes."""
+
+    def __init__(self, inner: Store, keyring: Keyring, config: StoreConfig) -> None:
+        self.store = sealed_store(inner, keyring, "default", config)
+        ciphers = keyring.tenant("default").current()
+        self._names = {
+            blob_id(cls, data): ciphers.blob_id(cls, data) for cls in BlobClass for data in CONTENTS
+        }
+        self._plain = {name: plain for plain, name in self._names.items()}
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.store, verb)
+
+    def put(self, cls: BlobClass, data: bytes) -> BlobId:
+        return self._plain[self.store.put(cls, data)]
+
+    def get(self, blob: BlobId) -> bytes:
+        return self.store.get(self._names.get(blob, blob))
+
+    def has(self, blobs: list[BlobId]) -> tuple[bool, ...]:
+        return self.store.has([self._names.get(blob, blob) for blob in blobs])
+
+    def delete_blob(self, blob: BlobId, older_than: float) -> bool:
+        return self.store.delete_blob(self._names.get(blob, blob), older_than)
+
+    def list_blobs(self) -> Iterator[BlobInfo]:
+        for info in self.store.list_blobs():
+            yield BlobInfo(self._plain[info.blob], info.nbytes - BLOB_ROOM, info.age)
+
+
 class Agreement(RuleBasedStateMachine):
     """Each rule acts on all stores; their answers, or the classes of their errors, must be equal."""
 
@@ -44,10 +85,18 @@ class Agreement(RuleBasedStateMachine):
         client.flushall()
         client.close()
         config = StoreConfig(max_blob=2000)
-        self.stores: list[Store] = [
+        more, folder = roomier(config), Path(self.folder.name)
+        self.keyring = Keyring(folder / "keys", MasterKeys([b"m" * 32]))
+        beneath: list[Store] = [
+            MemoryStore(config=more),
+            DiskStore(folder / "sealed", config=more),
+            RedisStore(self.server.url.removesuffix("/0") + "/1", config=more),
+        ]
+        self.stores: list[Any] = [
             MemoryStore(config=config),
-            DiskStore(Path(self.folder.name) / "store", config=config),
+            DiskStore(folder / "store", config=config),
             RedisStore(self.server.url, config=config),
+            *(Plainly(inner, self.keyring, config) for inner in beneath),
         ]
 
     def teardown(self) -> None:
@@ -55,7 +104,7 @@ class Agreement(RuleBasedStateMachine):
             store.close()
         self.folder.cleanup()
 
-    def agree(self, act: Callable[[Store], Any]) -> None:
+    def agree(self, act: Callable[[Any], Any]) -> None:
         answers = [outcome(act, store) for store in self.stores]
         assert answers[1:] == answers[:-1], dict(zip(map(repr, self.stores), answers, strict=True))
 
@@ -104,11 +153,20 @@ class Agreement(RuleBasedStateMachine):
         self.agree(lambda store: store.rebuild(refs))
 
     @rule()
+    def rotate(self) -> None:
+        """Changes nothing that a store says."""
+        keys = self.keyring.tenant("default")
+        keys.rotate()
+        for sealed in self.stores[3:]:
+            assert reseal(sealed.store).problems == ()
+        keys.drop_old()
+
+    @rule()
     def check(self) -> None:
         self.agree(lambda store: (store.check_index(), list(store.list_stray()), store.sweep(0)))
 
 
-def outcome(act: Callable[[Store], Any], store: Store) -> Any:
+def outcome(act: Callable[[Any], Any], store: Any) -> Any:
     try:
         return act(store)
     except TenutoError as error:
