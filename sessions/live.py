@@ -36,6 +36,8 @@ class Live:
         self.seq = seq
         self.messages = list(messages)
         self.reused: RestoreResult | None = None
+        #: tokens that were read since it began
+        self.computed = 0
         self._manager = manager
         self._engine: Verbs = manager.engine
         if self._engine.template is None:
@@ -54,6 +56,11 @@ class Live:
         edge = self._engine.edge(self.seq)
         pending = (edge.token,) if isinstance(edge, Pending) else ()
         return (*self._engine.tokens(self.seq), *pending)
+
+    @property
+    def length(self) -> int:
+        """How many ids were fed: all but the pending one."""
+        return self._engine.length(self.seq)
 
     @property
     def shifted(self) -> bool:
@@ -115,6 +122,7 @@ class Live:
     def _feed(self, ids: Sequence[int], new: int, cancel: Cancel | None) -> bool:
         """Feed `ids`, of which the last `new` were never told before."""
         result = self._engine.feed(self.seq, ids, cancel=cancel)
+        self.computed += result.computed
         done = result.shared + result.computed
         self.told += done - (len(ids) - new) if done else 0  # what was pending still is
         return done == len(ids)
@@ -127,6 +135,7 @@ class Live:
         if hit is not None and hit.length > self._engine.known_prefix(ids):
             restored = self._share(hit)
         result = self._engine.feed(self.seq, ids[restored:], cancel=cancel)
+        self.computed += result.computed
         shared = restored + result.shared
         self.told = shared + result.computed
         reason = Reason.PREFIX if shared else Reason.NEW
@@ -233,7 +242,9 @@ class Live:
         """Feed what follows the sequence. Returns how many tokens were computed. After an error the sequence
         is shorter, and what is missing of the text is read at the next turn."""
         try:
-            return self._engine.feed(self.seq, missing).computed
+            computed = self._engine.feed(self.seq, missing).computed
+            self.computed += computed
+            return computed
         except BaseException:
             self.told = len(self.ids)
             self._clip()
