@@ -25,6 +25,7 @@ from sessions.service.config import ServiceConfig
 from sessions.service.logs import Log
 from sessions.service.metrics import Metrics
 from sessions.service.observing import Observing
+from sessions.service.openai.table import OPENAI
 from sessions.service.openapi import describe
 from sessions.service.rates import Rate
 from sessions.service.refusals import http_error, invalid, tenuto_error
@@ -39,6 +40,7 @@ ROUTERS = (
     slots.router,
     words.router,
     health.router,
+    *OPENAI,
 )
 
 
