@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,11 +12,11 @@ from engine.driver import Driver
 from engine.errors import EngineError
 from engine.generation import Cancel
 from engine.reply import Piece
-from engine.runner import FeedResult
+from engine.runner import Engine, FeedResult
 from engine.scheduler import Options, Read
 from engine.slots import Resting
 from engine.speculative.base import Drafter
-from engine.state import Canary, Edge, Fingerprint, SamplerParams, SeqId, SequenceState, Span
+from engine.state import Canary, Edge, Fingerprint, Layout, SamplerParams, SeqId, SequenceState, Span
 from engine.streams import Items, Stream
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
@@ -56,6 +56,10 @@ class SharedEngine:
         return self._engine.drafter
 
     @property
+    def layout(self) -> Layout:
+        return self._engine.layout
+
+    @property
     def n_ctx(self) -> int:
         return self._engine.n_ctx
 
@@ -69,6 +73,15 @@ class SharedEngine:
 
     def rest(self, seq: SeqId) -> Resting:
         return self._driver.let_go(seq, lambda engine: engine.rest(seq))
+
+    def forget(self, seq: SeqId) -> None:
+        """Close the sequence and leave none of its rows in memory."""
+
+        def forgotten(engine: Engine) -> None:
+            engine.rewind(seq, 0)
+            engine.close(seq)
+
+        self._driver.let_go(seq, forgotten)
 
     def wake(self, resting: Resting) -> SeqId | None:
         return self._driver.call(lambda engine: engine.wake(resting))
@@ -146,7 +159,7 @@ class SharedEngine:
 
     def replies(
         self, asked: Mapping[SeqId, Options], cancel: Cancel | None = None
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Generator[tuple[int, Piece], None, None]:
         """As `generate`, of several sequences in the same batches: pieces as they come, with the place that
         their sequence has among those asked. An error in one ends all."""
         items: Items = queue.SimpleQueue()

@@ -111,6 +111,10 @@ class SessionManager:
         stored = entry.manifest
         return Session(session, stored.name, stored.title, lease, entry, stored.forked_from, note=stored.note)
 
+    def find(self, ref: str) -> str:
+        """The id that an id, a unique start of one, or a name means. Raises SessionNotFound, NameRefused."""
+        return self._catalog.find(ref)
+
     # --- save and resume ----------------------------------------------------------------------
 
     def save(
@@ -205,9 +209,10 @@ class SessionManager:
             session.close()
         return self.info(session.id)
 
-    def delete(self, ref: str) -> None:
-        """Forget the session; gc takes its bytes. A tombstone keeps a rebuilt index from reviving it."""
-        self._delete(ref, None)
+    def delete(self, ref: str, at: BlobId | None = None) -> None:
+        """Forget the session; gc takes its bytes. A tombstone keeps a rebuilt index from reviving it. Raises
+        StaleSession unless it stands at the turn `at`, where one is given."""
+        self._delete(ref, at)
 
     def _delete(self, ref: str, at: BlobId | None) -> None:
         session = self.open(ref)

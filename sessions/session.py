@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.errors import SessionNotFound, StaleSession, StoreError
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, Origin
 from sessions.catalog import Entry
-from sessions.lease import KeepAlive
+
+
+class Holding(Protocol):
+    """What a session is held by: a lease, that the writer has it alone."""
+
+    def swap(self, name: str, old: bytes | None, new: bytes | None) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -25,7 +33,7 @@ class Session:
     id: str
     name: str | None
     title: str
-    lease: KeepAlive
+    lease: Holding
     entry: Entry | None = None
     forked_from: Origin | None = None
     synced: int = 0

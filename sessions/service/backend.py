@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from engine.driver import Driver
+from engine.errors import NoChatTemplate, TenutoError, UsageError
 from engine.runner import Engine
+from engine.shared import SharedEngine
 from engine.state import SamplerParams
 from serialization.blobs import BlobId, Store
 from sessions.listing import Usage
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.restore import RestoreResult
+from sessions.service.admission import Admission
 from sessions.service.ask import Ask, ChatMessage, Keep, Own
+from sessions.service.choosers import Choosers
+from sessions.service.common import Common
+from sessions.service.completion import Wanted, complete
+from sessions.service.held import save_again
+from sessions.service.past import Past
+from sessions.service.place import Place
+from sessions.service.planner import Planner
+from sessions.service.residents import Residents, Unsaved
+from sessions.service.stored import Stored
 from sessions.service.told import Load, ModelView, Page, SessionView, Told
+from sessions.service.turns import as_messages, to_edit, to_regenerate, to_say, turn
 from sessions.session import ExportInfo, Pin, SaveResult
+from sessions.stores.base import check_tenant
+from sessions.transcript import align
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +45,7 @@ class BackendConfig:
 
     max_turns: int = 64
     max_waiting: int = 256
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     holder: str | None = None
 
 
@@ -36,7 +53,8 @@ class Backend:
     """Turns, and what there is to do with the sessions that they are of. Every verb is safe from any thread,
     and blocks the one that calls it. A verb sees sessions of its tenant alone.
 
-    A session is named by its id, a unique start of it, or its name. Errors of verbs, all of them TenutoErrors:
+    A session is named by its id, a unique start of it, or its name. Errors of verbs, all of them
+    TenutoErrors:
 
     Busy              as many turns run and wait as may (`details["retry_after"]`, seconds)       429
     Draining          the backend is being closed                                                 503
@@ -50,10 +68,10 @@ class Backend:
     LeaseHeld         another process (or turn) writes to it (`details`: holder, until, fence)    423
     LeaseLost         it was taken over while the turn ran                                        409
     EditRefused       a rewind that cannot be done exactly                                        409
-    StateError        stored bytes that cannot be believed, where `fallback` is REFUSE            409, and of an
-                      archive that is imported                                                    400
-    StoreUnavailable  StoreFull, IndexDamaged: 503, 507, 500. Of a turn in `Ended.save_error`, since its reply
-                      was said; raised only where nothing was
+    StateError        stored bytes that cannot be believed, where `fallback` is REFUSE            409
+                      (of an archive that is imported: 400)
+    StoreUnavailable  StoreFull, IndexDamaged; raised only where nothing was said: after a reply  503, 507, 500
+                      they are told in `Ended.save_error`
     EngineError       anything else that the model did                                            500
     """
 
@@ -62,14 +80,46 @@ class Backend:
     ) -> None:
         """`engine` is the backend's from now on, and is ended with it; `open_store` gives a tenant's store,
         and is asked once for each."""
-        raise NotImplementedError
+        config = config or BackendConfig()
+        self._engine = engine
+        self._driver = Driver(engine)
+        self._open_store = open_store
+        self._config = config
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._common = Common(
+            Admission(config.max_turns, config.max_waiting, engine.config.num_cells),
+            Residents(engine.config.num_seqs),
+            Planner(),
+            Choosers(engine.tokenizer),
+            threading.Event(),
+        )
 
     @property
     def model(self) -> ModelView:
-        raise NotImplementedError
+        engine = self._engine
+        return ModelView(
+            name=engine.model_name,
+            n_ctx=engine.n_ctx,
+            num_seqs=engine.config.num_seqs,
+            num_cells=engine.config.num_cells,
+            vocab_size=engine.tokenizer.vocab_size,
+            template=engine.template.source if engine.template else None,
+            weights=str(engine.fingerprint.meaning.get("weights", "")),
+        )
 
     def load(self) -> Load:
-        raise NotImplementedError
+        admission, residents = self._common.admission, self._common.residents
+        return Load(
+            running=admission.running,
+            waiting=admission.waiting,
+            resident=len(residents),
+            unsaved=residents.num_unsaved,
+            draining=admission.draining,
+            prefill_speed=self._driver.pace.prefill_speed,
+            decode_speed=self._driver.pace.decode_speed,
+        )
 
     # --- turns --------------------------------------------------------------------------------
 
@@ -80,15 +130,18 @@ class Backend:
 
         Closing the iterator early ends the reply: what was read of it is kept and saved, as after `cancel`.
         """
-        raise NotImplementedError
+        ask = ask or Ask()
+        return turn(self._common, self._place(tenant, ask.salt), session, ask, to_say(messages))
 
     def regenerate(self, tenant: str, session: str, ask: Ask | None = None) -> Iterator[Told]:
         """Say the last reply anew: to the same messages, as the sampler of `ask` says it."""
-        raise NotImplementedError
+        ask = ask or Ask()
+        return turn(self._common, self._place(tenant, ask.salt), session, ask, to_regenerate)
 
     def edit(self, tenant: str, session: str, text: str, ask: Ask | None = None) -> Iterator[Told]:
         """Put `text` in place of the user's last message, and stream the reply to it."""
-        raise NotImplementedError
+        ask = ask or Ask()
+        return turn(self._common, self._place(tenant, ask.salt), session, ask, to_edit(text))
 
     def complete(
         self,
@@ -99,10 +152,14 @@ class Backend:
         parent: str | None = None,
         own: Own | None = None,
     ) -> Iterator[Told]:
-        """Reply to a whole conversation, of which the longest known past is not read again. With `parent` that
-        is looked for in the session of this name alone, which stays as it is. With `own` the session that
-        `Keep.SESSION` keeps is that one."""
-        raise NotImplementedError
+        """Reply to a whole conversation, of which the longest known past is not read again. With `parent`
+        that is looked for in the session of this name alone, which stays as it is. With `own` the session
+        that `Keep.SESSION` keeps is that one."""
+        ask = ask or Ask()
+        place = self._place(tenant, ask.salt)
+        past = Past(place.manager.store, place.engine, tenant, ask.salt)
+        wanted = Wanted(as_messages(messages), ask, keep, parent, own)
+        return complete(self._common, place, past, wanted)
 
     # --- sessions -----------------------------------------------------------------------------
 
@@ -116,30 +173,38 @@ class Backend:
         note: str | None = None,
     ) -> SessionView:
         """A new session, stored, without turns. `note`: see `amend`."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        return stored.view(stored.create(name, system, sampler, title, note))
 
     def get(self, tenant: str, session: str) -> SessionView:
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        return stored.view(stored.entry(session))
 
     def list(self, tenant: str, limit: int = 20, after: str | None = None, containing: str = "") -> Page:
         """At most `limit` sessions (1 to 100), those begun last first; with `containing` those whose name or
         title has that text."""
-        raise NotImplementedError
+        return self._stored(tenant).list(limit, after, containing)
 
     def fork(self, tenant: str, session: str, name: str | None = None, turns_back: int = 0) -> SessionView:
         """A new session with the same past, but for its last `turns_back` turns."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        return stored.view(stored.fork(session, name, turns_back))
 
     def rewind(
         self, tenant: str, session: str, turns: int = 1, expected: BlobId | None = None
     ) -> tuple[SessionView, RestoreResult]:
         """Take back the last turns."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        self._save(tenant, session)
+        entry, result = stored.rewind(session, turns, expected)
+        return stored.view(entry), result
 
     def rename(
         self, tenant: str, session: str, name: str | None, expected: BlobId | None = None
     ) -> SessionView:
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        self._save(tenant, session)
+        return stored.view(stored.rename(session, name, expected))
 
     def amend(
         self,
@@ -149,70 +214,168 @@ class Backend:
         note: str | None,
         expected: BlobId | None = None,
     ) -> SessionView:
-        """Let the session's messages be these, without a reply: those that it has and are the same stay as they
-        were fed, and the others are read with its next turn. `note` is kept beside them (at most 1 MiB)."""
-        raise NotImplementedError
+        """Let the session's messages be these, without a reply: those that it has and are the same stay as
+        they were fed, and the others are read with its next turn. `note` is kept beside them (at most 1
+        MiB)."""
+        stored = self._stored(tenant)
+        self._save(tenant, session)
+        return stored.view(stored.amend(session, as_messages(messages), note, expected))
 
     def save(self, tenant: str, session: str) -> tuple[SessionView, SaveResult | None]:
         """Store a turn that could not be saved; None where all is stored already."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        saved = self._save(tenant, session)
+        return stored.view(stored.entry(session)), saved
 
     def delete(self, tenant: str, session: str, expected: BlobId | None = None) -> None:
-        raise NotImplementedError
+        unsaved = self._take_unsaved(tenant, session)
+        if unsaved is not None:
+            unsaved.place.engine.forget(unsaved.live.seq)
+            unsaved.live.session.close()
+        self._stored(tenant).delete(session, expected)
 
     def export(self, tenant: str, session: str, out: BinaryIO) -> ExportInfo:
-        """Write the session, as it is stored or (a turn that could not be saved) in memory, as one archive."""
-        raise NotImplementedError
+        """Write the session, as it is stored or (a turn that could not be saved) in memory, as one
+        archive."""
+        unsaved = self._take_unsaved(tenant, session)
+        if unsaved is None:
+            return self.manager(tenant).export(session, out)
+        live = unsaved.live
+        try:
+            return unsaved.place.manager.export_live(live.session, live.seq, live.messages, out)
+        finally:
+            self._common.residents.put_unsaved(unsaved)
 
     def import_(self, tenant: str, source: BinaryIO, name: str | None = None) -> SessionView:
         """A new session from an archive."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        return stored.view(stored.entry(self.manager(tenant).import_(source, name).id))
 
     def pin(self, tenant: str, session: str, name: str) -> Pin:
         """Keep the session's newest turn under `name`."""
-        raise NotImplementedError
+        return self.manager(tenant).pin(session, name)
 
     def pins(self, tenant: str) -> Sequence[Pin]:
-        raise NotImplementedError
+        return self.manager(tenant).pins()
 
     def load_pin(self, tenant: str, name: str) -> SessionView:
         """A new session that goes on from a pin."""
-        raise NotImplementedError
+        stored = self._stored(tenant)
+        return stored.view(stored.load(name))
 
     def unpin(self, tenant: str, name: str) -> None:
-        raise NotImplementedError
+        self.manager(tenant).unpin(name)
 
     def usage(self, tenant: str) -> Usage:
-        raise NotImplementedError
+        return self.manager(tenant).usage()
 
     def manager(self, tenant: str) -> SessionManager:
         """The tenant's stored sessions, for what is done to all of them: check, gc, list with sizes."""
-        raise NotImplementedError
+        return self._place(tenant, "").manager
 
     # --- words --------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = False) -> tuple[int, ...]:
         """The ids of a text; with `special` control tokens that are written in it are themselves."""
-        raise NotImplementedError
+        tokenizer = self._engine.tokenizer
+        return tuple(tokenizer.encode_special(text) if special else tokenizer.encode(text))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Raises UsageError for an id that is none."""
-        raise NotImplementedError
+        self._check_ids(ids)
+        return self._engine.tokenizer.decode(ids)
 
     def token_bytes(self, token: int) -> bytes:
-        raise NotImplementedError
+        self._check_ids((token,))
+        return self._engine.tokenizer.token_bytes(token)
 
     def count(self, messages: Sequence[ChatMessage]) -> int:
         """How many tokens a prompt of these messages has."""
-        raise NotImplementedError
+        template, tokenizer = self._engine.template, self._engine.tokenizer
+        if template is None:
+            raise NoChatTemplate(f"{self._engine.model_name} has no chat template")
+        pieces = template.render([{"role": each.role, "content": each.text} for each in messages])
+        return len(align((), pieces, tokenizer).ids)
 
     # --- the end ------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> None:
         """Take no more turns (Draining); let those that run end by themselves for so long, then end their
         replies, and wait until each is saved. Then nothing is held: leases are given back."""
-        raise NotImplementedError
+        admission = self._common.admission
+        admission.drain()
+        if not admission.wait_until_idle(seconds):
+            self._common.ending.set()
+            admission.wait_until_idle(None)
+        self._save_all()
 
     def close(self) -> None:
         """Drain at once, and end the engine."""
-        raise NotImplementedError
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.drain(0.0)
+        finally:
+            self._driver.close()
+            self._engine.end()
+            for store in self._stores.values():
+                store.close()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _place(self, tenant: str, salt: str) -> Place:
+        check_tenant(tenant)
+        scope = f"{tenant}\0{salt}"
+        engine = SharedEngine(self._driver, scope)
+        config = self._config
+        manager = SessionManager(self._store(tenant), engine, config.policy, config.holder, tenant, salt)
+        return Place(tenant, scope, engine, manager)
+
+    def _store(self, tenant: str) -> Store:
+        with self._lock:
+            if tenant not in self._stores:
+                self._stores[tenant] = self._open_store(tenant)
+            return self._stores[tenant]
+
+    def _stored(self, tenant: str) -> Stored:
+        return Stored(self._common, self._place(tenant, ""))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        most = self._engine.tokenizer.vocab_size
+        for token in ids:
+            if not 0 <= token < most:
+                raise UsageError(f"{token} is no token: there are {most:,}")
+
+    # --- turns that could not be saved ---------------------------------------------------------
+
+    def _take_unsaved(self, tenant: str, session: str) -> Unsaved | None:
+        residents = self._common.residents
+        return (
+            residents.take_unsaved(tenant, self._stored(tenant).id_of(session))
+            if residents.num_unsaved
+            else None
+        )
+
+    def _save(self, tenant: str, session: str) -> SaveResult | None:
+        """Try again, if that is needed. Raises what keeps it from being saved: then it is in memory still."""
+        unsaved = self._take_unsaved(tenant, session)
+        if unsaved is None:
+            return None
+        saved, error = save_again(self._common, unsaved)
+        if error is not None:
+            raise error
+        return saved
+
+    def _save_all(self) -> None:
+        """Save what is unsaved; what cannot be is lost, and the first reason is raised."""
+        errors: list[TenutoError] = []
+        for unsaved in self._common.residents.take_all_unsaved():
+            _, error = save_again(self._common, unsaved)
+            if error is not None:
+                errors.append(error)
+        for unsaved in self._common.residents.take_all_unsaved():
+            unsaved.place.engine.close(unsaved.live.seq)
+            unsaved.live.session.close()
+        if errors:
+            raise errors[0]

@@ -19,8 +19,9 @@ class Begun:
 
     `prompt_tokens` are all ids before the reply: `restored.restored` of them were had from memory or the
     store. Of a session's turn `restored.recomputed` were read again though they had been before, and the rest
-    is new; of a stateless call all that were read count as recomputed. `session` is the id of the session that
-    the turn is of; None where nothing is kept, and for a stateless call that has no session before its end.
+    is new; of a stateless call all that were read count as recomputed. `session` is the id of the session
+    that the turn is of; None where nothing is kept, and for a stateless call that has no session before its
+    end.
     """
 
     session: str | None
@@ -98,7 +99,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The model that the backend runs. `n_ctx` tokens a session may have, `num_seqs` at once."""
+    """The model that the backend runs. `n_ctx` tokens a session may have, `num_seqs` at once; `template` is the
+    text of its chat template."""
 
     name: str
     n_ctx: int

@@ -1,0 +1,29 @@
+"""What all turns of a backend have in common."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from engine.generation import Cancel
+from sessions.service.admission import Admission
+from sessions.service.choosers import Choosers
+from sessions.service.planner import Planner
+from sessions.service.residents import Residents
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """`ending` is set when replies have to end, whatever their readers want."""
+
+    admission: Admission
+    residents: Residents
+    planner: Planner
+    choosers: Choosers
+    ending: threading.Event
+
+    def cancel(self, asked: Cancel | None) -> Cancel:
+        """Whether a turn should end: its reader says so, or the backend is being closed."""
+        if asked is None:
+            return self.ending.is_set
+        return lambda: self.ending.is_set() or asked()

@@ -1,0 +1,146 @@
+"""A turn of a session: taken, heard, said, saved, and left in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+from engine.errors import TenutoError, UsageError
+from engine.generation import Cancel
+from serialization.manifest import Message
+from sessions.live import Live
+from sessions.restore import RestoreResult
+from sessions.service.ask import Ask, ChatMessage
+from sessions.service.common import Common
+from sessions.service.held import Held, hold
+from sessions.service.place import Place
+from sessions.service.replies import Replies
+from sessions.service.told import Begun, Ended, Told
+from sessions.session import SaveResult
+from sessions.transcript import whole_characters
+from sessions.turns import first_of
+
+#: A session is titled by so many characters of what was said first.
+TITLE_LENGTH = 60
+#: Cells that are kept free for a reply of unknown length, and at most for one of a known one.
+REPLY_CELLS = 512
+
+#: What a turn does to a conversation before it is heard: what it returns is to be said.
+Change = Callable[[Live], Sequence[Message]]
+
+
+def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Iterator[Told]:
+    """See `Backend.turn`."""
+    common.choosers.check(ask)
+    cancel = common.cancel(ask.cancel)
+    with common.admission.turn(cancel):
+        held = hold(common, place, ref, ask.fallback, ask.expected)
+        yield from _turn(common, held, ask, cancel, change)
+
+
+def _turn(common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change) -> Iterator[Told]:
+    live, engine = held.live, held.place.engine
+    try:
+        messages = change(live)
+        room = cells_for(len(live.ids), messages, ask, engine.n_ctx)
+    except BaseException:
+        held.leave()
+        raise
+    with common.admission.cells(room, cancel):
+        try:
+            complete = heard(common, live, messages, cancel)
+            if ask.sampler is not None:
+                engine.set_sampler(live.seq, ask.sampler)
+        except BaseException:
+            held.leave()
+            raise
+        replies = Replies(engine, live, ask, common.choosers, cancel)
+        try:
+            yield Begun(live.session.id, live.told, restored(held.restored, live.reused))
+            if complete:
+                with closing(replies.said()) as pieces:
+                    yield from pieces
+        finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
+            saved, error = _concluded(held, replies.spoken[0].text)
+    yield Ended(replies.spoken, live.session.id, held.etag(), saved, error)
+
+
+def _concluded(held: Held, text: str) -> tuple[SaveResult | None, TenutoError | None]:
+    try:
+        held.live.spoke(text)
+        held.session.title = held.session.title or title_of(held.live.messages)
+    except BaseException:
+        held.give_up()
+        raise
+    return held.save_and_keep()
+
+
+def heard(common: Common, live: Live, messages: Sequence[Message], cancel: Cancel) -> bool:
+    """`Live.listen`, measured."""
+    started, before = time.perf_counter(), live.told
+    complete = live.listen(messages, cancel)
+    computed = live.told - before if before else (live.reused.recomputed if live.reused else 0)
+    if computed >= 64:
+        common.planner.computed(computed, time.perf_counter() - started)
+    return complete
+
+
+def restored(opening: RestoreResult, reused: RestoreResult | None) -> RestoreResult:
+    """What a turn reused: what its session came with, and what of that its prompt could go on from."""
+    if reused is None:
+        return opening
+    return RestoreResult(
+        reused.reason,
+        reused.restored,
+        reused.recomputed + opening.recomputed,
+        opening.seconds + reused.seconds,
+        reused.detail or opening.detail,
+        opening.draft,
+        opening.draft_restored,
+    )
+
+
+def cells_for(length: int, messages: Sequence[Message], ask: Ask, n_ctx: int) -> int:
+    """About how many cells the turn may need: a token is two bytes of text at least, nearly always."""
+    new = sum(len(message.text.encode("utf-8", "replace")) // 2 + 8 for message in messages)
+    reply = REPLY_CELLS if ask.max_tokens is None else min(ask.max_tokens, REPLY_CELLS)
+    return min(n_ctx, length + new + reply * ask.num_replies)
+
+
+def title_of(messages: Sequence[Message]) -> str:
+    first = next((message.text for message in messages if message.role == "user"), "")
+    return " ".join(first.split())[:TITLE_LENGTH]
+
+
+# --- what turns are of ------------------------------------------------------------------------
+
+
+def to_say(messages: Sequence[ChatMessage]) -> Change:
+    """Messages after those that there are. Raises UsageError for none."""
+    said = as_messages(messages)
+    if not said:
+        raise UsageError("a turn needs a message")
+    return lambda live: said
+
+
+def to_regenerate(live: Live) -> Sequence[Message]:
+    """The last reply is taken back, and nothing new is said."""
+    if not live.messages or live.messages[-1].role != "assistant":
+        raise UsageError("there is no reply that could be said anew")
+    live.take_back(len(live.messages) - 1)
+    return ()
+
+
+def to_edit(text: str) -> Change:
+    """`text` in place of the user's last message."""
+
+    def change(live: Live) -> Sequence[Message]:
+        live.take_back(first_of(live.messages, 1))
+        return (Message("user", whole_characters(text), 0, 0),)
+
+    return change
+
+
+def as_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    return tuple(Message(each.role, whole_characters(each.text), 0, 0) for each in messages)
