@@ -50,21 +50,8 @@ def test_a_file_of_the_same_name_is_written_over(at: Served) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "..",
-        "../x",
-        "/etc/passwd",
-        "a/b",
-        "a\\b",
-        "a\x00b",
-        "",
-        ".hidden",
-        "~",
-        "x" * 65,
-        "%2e%2e",
-        "x" * 10**6,
-    ],
-    ids=lambda name: repr(name[:20]),
+    ["..", "../x", "/etc/x", "a/b", "a\\b", "a\x00b", "", ".hidden", "~", "%2e", "x" * 65, "x" * 10**6],
+    ids=lambda name: f"{len(name)} {name[:20]!r}",
 )
 @pytest.mark.parametrize("action", ["save", "restore"])
 def test_a_file_name_is_never_a_path(at: Served, name: str, action: str) -> None:
