@@ -41,9 +41,9 @@ def write_blob(blob: BlobId, sealed: Sealed) -> bytes:
 def read_blob(blob: BlobId, data: Bytes) -> Sealed:
     """What is stored as `blob`, whose checksum the store compared. Raises Corrupt, UnknownVersion."""
     view = memoryview(data)
-    check_prefix(Letter.SEALED, view, f"blob {short(blob)}")
     if len(view) < BLOB_ROOM:
         raise Corrupt(f"blob {short(blob)}: too short for a sealed one")
+    check_prefix(Letter.SEALED, view, f"blob {short(blob)}")
     set_id, number, nonce = _KEY.unpack_from(view, PREFIX_NBYTES)
     return Sealed(set_id, number, nonce, view[PREFIX_NBYTES + _KEY.size : -CHECKSUM_NBYTES])
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.errors import LimitExceeded
-from serialization.blobs import BlobClass, Store
+from engine.errors import (
+    BlobMissing,
+    Corrupt,
+    Erased,
+    IndexDamaged,
+    LimitExceeded,
+    SealRefused,
+    UnknownVersion,
+)
+from serialization.blobs import CHECKSUM_NBYTES, BlobClass, BlobId, Store, blob_id, checksum
+from serialization.sealed import BLOB_ROOM
 from sessions.keyring.keyset import Scope
+from sessions.stores.base import SEAL_NBYTES, seal, tenant_key
+from sessions.stores.sealed import MARKER
+from sessions.stores.sealing import sealed_store
+from tests.faults import flip
 from tests.redis_server import RedisServer
-from tests.sessions.stores.benches import Bench, DiskBench, MemoryBench, RedisBench, SealedBench
+from tests.sessions.stores.benches import SMALL, Bench, DiskBench, MemoryBench, RedisBench, SealedBench
 from tests.sessions.stores.contract import StoreContract
 from tests.sessions.stores.test_tiered import TieredBench
 
@@ -76,3 +90,210 @@ class TestOverRedis(SealedContract):
         bench = SealedBench(RedisBench(redis_server), tmp_path / "keys")
         yield bench
         bench.close()
+
+
+# --- who alters what lies beneath, digests and all ------------------------------------------
+
+
+@pytest.fixture
+def beneath() -> MemoryBench:
+    return MemoryBench()
+
+
+@pytest.fixture
+def bench(beneath: MemoryBench, tmp_path: Path) -> SealedBench:
+    return SealedBench(beneath, tmp_path / "keys")
+
+
+def forged(blob: BlobId, stored: bytes, at: int, value: bytes) -> bytes:
+    """What is stored as `blob` with other bytes at one place, and the digest made to fit."""
+    body = stored[:at] + value + stored[at + len(value) : -CHECKSUM_NBYTES]
+    return body + checksum(blob, body)
+
+
+def test_a_bit_altered_anywhere_is_refused_though_the_digest_fits(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    stored = bench.raw_blob(blob)
+    for at in range(len(stored) - CHECKSUM_NBYTES):
+        for bit in (0, 7):
+            bench.write_blob(blob, forged(blob, stored, at, bytes([stored[at] ^ 1 << bit])))
+            with pytest.raises((Corrupt, UnknownVersion)):
+                store.get(blob)
+    bench.write_blob(blob, forged(blob, stored, 0, stored[:1]))
+    assert store.get(blob) == b"content"
+
+
+@pytest.mark.parametrize("length", range(0, 100, 7))
+def test_a_blob_cut_off_is_refused_though_the_digest_fits(bench: SealedBench, length: int) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    body = bench.raw_blob(blob)[: min(length, BLOB_ROOM + 6 - CHECKSUM_NBYTES)]
+    bench.write_blob(blob, body + checksum(blob, body))
+    with pytest.raises(Corrupt):
+        store.get(blob)
+
+
+@pytest.mark.parametrize(("cls", "content"), [(ROWS, b"another"), (BlobClass.POINT, b"content")])
+def test_swapped_blobs_are_refused_though_the_digests_fit(
+    bench: SealedBench, cls: BlobClass, content: bytes
+) -> None:
+    """Of the same class, and of the same content."""
+    store = bench.open()
+    one, other = store.put(ROWS, b"content"), store.put(cls, content)
+    stored = {blob: bench.raw_blob(blob) for blob in (one, other)}
+    for blob, instead in ((one, other), (other, one)):
+        body = stored[instead][:-CHECKSUM_NBYTES]
+        bench.write_blob(blob, body + checksum(blob, body))
+        with pytest.raises(Corrupt, match="not what was sealed"):
+            store.get(blob)
+
+
+def test_a_blob_of_another_tenant_is_refused(bench: SealedBench, beneath: MemoryBench) -> None:
+    ours, theirs = bench.open(), bench.open("other")
+    blob = theirs.put(ROWS, b"theirs")
+    assert blob != ours.put(ROWS, b"theirs")
+    (stored, _) = beneath.backings[tenant_key("other")].blobs[blob]
+    beneath.write_blob(blob, stored)
+    with pytest.raises(Corrupt, match="keys that are not here"):
+        ours.get(blob)
+
+
+def test_put_heals_what_was_forged(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    stored = bench.raw_blob(blob)
+    bench.write_blob(blob, forged(blob, stored, 45, bytes([stored[45] ^ 1])))
+    assert store.put(ROWS, b"content") == blob
+    assert store.get(blob) == b"content"
+
+
+def test_a_second_put_leaves_what_is_there(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    stored = bench.raw_blob(blob)
+    store.put(ROWS, b"content")
+    assert bench.raw_blob(blob) == stored
+
+
+def test_equal_content_is_sealed_unlike_each_time(bench: SealedBench) -> None:
+    store = bench.open()
+    seen = set()
+    for _ in range(20):
+        blob = store.put(ROWS, bytes(64))
+        seen.add(bench.raw_blob(blob)[28:-CHECKSUM_NBYTES])
+        bench.remove_blob(blob)
+    assert len({each[:12] for each in seen}) == len({each[12:] for each in seen}) == 20
+
+
+def test_refs_swapped_or_altered_are_refused_though_the_digests_fit(bench: SealedBench) -> None:
+    store = bench.open()
+    store.swap("session/a", None, b"1")
+    store.swap("session/b", None, b"2")
+    names = {name: bench.ciphers.ref_name(name) for name in ("session/a", "session/b")}
+    value = {name: bench.raw_ref(name)[SEAL_NBYTES:] for name in names}
+    altered = [value["session/b"], b"", b"\x01", value["session/a"][:-1]]
+    altered += [flip(value["session/a"], 8 * at) for at in range(len(value["session/a"]))]
+    for other in altered:
+        bench.write_ref("session/a", seal(names["session/a"], other))  # which needs no key
+        for act in (
+            lambda: store.read("session/a"),
+            lambda: list(store.list_refs("session/")),
+            lambda: store.swap("session/a", b"1", b"3"),
+        ):
+            with pytest.raises(IndexDamaged):
+                act()
+        assert [names["session/a"] in line for line in store.check_index()] == [True]
+        assert store.read("session/b") == b"2"
+
+
+def test_the_names_of_refs_tell_nothing_and_list_by_their_first_word(bench: SealedBench) -> None:
+    store = bench.open()
+    for name in ("session/a", "session/b", "name/a", "alone"):
+        store.swap(name, None, b"x")
+    stored = [name for name in bench.beneath.held.refs if name != MARKER]
+    assert all(re.fullmatch(r"[0-9a-f]{32}/[0-9a-f]{40}", name) for name in stored)
+    starts = [name[:32] for name in stored]
+    assert sorted(map(starts.count, set(starts))) == [1, 1, 2]
+    assert [name for name, _ in store.list_refs("session/")] == ["session/a", "session/b"]
+    assert [name for name, _ in store.list_refs("session/b")] == ["session/b"]
+    assert [name for name, _ in store.list_refs("a")] == ["alone"]
+
+
+def test_a_blob_in_the_clear_among_sealed_ones_is_told_and_never_read(
+    bench: SealedBench, beneath: MemoryBench
+) -> None:
+    store = bench.open()
+    clear = blob_id(ROWS, b"planted")
+    beneath.write_blob(clear, b"planted")
+    with pytest.raises(BlobMissing):
+        store.get(clear)
+    assert store.has([clear]) == (False,)
+    assert list(store.list_blobs()) == []
+    assert ["in the clear" in line for line in store.check_index()] == [True]
+
+
+# --- keys that change while it is used ------------------------------------------------------
+
+
+def test_what_an_old_key_sealed_is_read_until_that_key_is_dropped(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    store.swap("session/a", None, b"1")
+    bench.keys.rotate()
+    assert (store.get(blob), store.read("session/a")) == (b"content", b"1")
+    assert store.swap("session/a", b"1", b"2", guard=("session/a", b"1"))
+    young = store.put(ROWS, b"young")
+    bench.keys.drop_old()
+    assert (store.get(young), store.read("session/a")) == (b"young", b"2")
+    with pytest.raises(Corrupt, match="keys that are not here"):
+        store.get(blob)
+
+
+def test_put_seals_anew_what_an_old_key_sealed(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    bench.keys.rotate()
+    store.put(ROWS, b"content")
+    bench.keys.drop_old()
+    assert store.get(blob) == b"content"
+
+
+def test_sessions_with_keys_of_their_own_share_nothing(beneath: MemoryBench, tmp_path: Path) -> None:
+    bench = SealedBench(beneath, tmp_path / "keys", Scope.SESSION)
+    store = bench.open()
+    one, other = store.scoped("one"), store.scoped("other")
+    blobs = [each.put(ROWS, b"the same rows") for each in (one, other)]
+    assert len(set(blobs)) == 2
+    assert [store.get(blob) for blob in blobs] == [b"the same rows"] * 2
+    assert one.scoped("one") is one
+    bench.keys.erase_session("one")
+    with pytest.raises(Corrupt):
+        store.get(blobs[0])
+    with pytest.raises(Erased):
+        one.put(ROWS, b"more")
+    assert store.get(blobs[1]) == b"the same rows"
+
+
+def test_where_sessions_have_keys_nothing_is_put_without_one(beneath: MemoryBench, tmp_path: Path) -> None:
+    bench = SealedBench(beneath, tmp_path / "keys", Scope.SESSION)
+    inner = beneath.make("default", SMALL)
+    with pytest.raises(SealRefused, match="for one"):
+        sealed_store(inner, bench.keyring, "default", SMALL).put(ROWS, b"whose?")
+
+
+def test_an_erased_tenant_can_do_nothing(bench: SealedBench) -> None:
+    store = bench.open()
+    blob = store.put(ROWS, b"content")
+    store.swap("s", None, b"1")
+    bench.keyring.tenant("default").erase()
+    for act in (
+        lambda: store.get(blob),
+        lambda: store.put(ROWS, b"more"),
+        lambda: store.read("s"),
+        lambda: store.swap("s", b"1", b"2"),
+        lambda: store.hint({"h": b"x"}),
+        lambda: list(store.list_refs("")),
+    ):
+        with pytest.raises(Erased):
+            act()
