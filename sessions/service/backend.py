@@ -70,8 +70,8 @@ class Backend:
     EditRefused       a rewind that cannot be done exactly                                        409
     StateError        stored bytes that cannot be believed, where `fallback` is REFUSE            409
                       (of an archive that is imported: 400)
-    StoreUnavailable  StoreFull, IndexDamaged; raised only where nothing was said: after a reply  503, 507, 500
-                      they are told in `Ended.save_error`
+    StoreUnavailable  StoreFull, IndexDamaged; only where nothing was said: after a reply they    503
+                      are told in `Ended.save_error`                                    (507, 500)
     EngineError       anything else that the model did                                            500
     """
 

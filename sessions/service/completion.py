@@ -59,7 +59,7 @@ def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Iterat
     cancel = common.cancel(ask.cancel)
     with common.admission.turn(cancel):
         source = _source(place, past, wanted)
-        room = cells_for(0, wanted.messages, ask, place.engine.n_ctx)
+        room = cells_for(0, wanted.messages, ask, place.engine)
         with common.admission.cells(room, cancel):
             yield from _completed(common, place, past, wanted, source, cancel)
 

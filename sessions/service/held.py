@@ -21,7 +21,7 @@ from sessions.session import SaveResult, Session
 #: Of a restore that asked no store.
 IN_MEMORY = "in memory"
 #: Fewer tokens say nothing about how fast they are read.
-_MEASURED = 32
+MEASURED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _restored(common: Common, place: Place, session: Session, fallback: Fallback
         seq, restored = manager.resume(session, fallback)
         if restored.reason in (Reason.EXACT, Reason.COMPATIBLE):
             planner.restored(nbytes_of(manifest), restored.seconds)
-    if restored.recomputed >= _MEASURED and not restored.restored:
+    if restored.recomputed >= MEASURED and not restored.restored:
         planner.computed(restored.recomputed, restored.seconds)
     try:
         return Held(common, place, Live(manager, session, seq, manifest.messages), restored)

@@ -99,8 +99,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The model that the backend runs. `n_ctx` tokens a session may have, `num_seqs` at once; `template` is the
-    text of its chat template."""
+    """The model that the backend runs. `n_ctx` tokens a session may have, `num_seqs` at once; `template` is
+    the text of its chat template."""
 
     name: str
     n_ctx: int

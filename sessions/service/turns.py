@@ -8,12 +8,14 @@ from contextlib import closing
 
 from engine.errors import TenutoError, UsageError
 from engine.generation import Cancel
+from engine.shared import SharedEngine
+from engine.tokenizer import Tokenizer
 from serialization.manifest import Message
 from sessions.live import Live
 from sessions.restore import RestoreResult
 from sessions.service.ask import Ask, ChatMessage
 from sessions.service.common import Common
-from sessions.service.held import Held, hold
+from sessions.service.held import MEASURED, Held, hold
 from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.told import Begun, Ended, Told
@@ -25,6 +27,11 @@ from sessions.turns import first_of
 TITLE_LENGTH = 60
 #: Cells that are kept free for a reply of unknown length, and at most for one of a known one.
 REPLY_CELLS = 512
+
+#: Cells for what a template puts around a message.
+MESSAGE_CELLS = 16
+#: Of a message so much is tokenized to see about how long it is.
+SAMPLED_TEXT = 4096
 
 #: What a turn does to a conversation before it is heard: what it returns is to be said.
 Change = Callable[[Live], Sequence[Message]]
@@ -43,7 +50,7 @@ def _turn(common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change) 
     live, engine = held.live, held.place.engine
     try:
         messages = change(live)
-        room = cells_for(len(live.ids), messages, ask, engine.n_ctx)
+        room = cells_for(len(live.ids), messages, ask, engine)
     except BaseException:
         held.leave()
         raise
@@ -78,11 +85,10 @@ def _concluded(held: Held, text: str) -> tuple[SaveResult | None, TenutoError | 
 
 def heard(common: Common, live: Live, messages: Sequence[Message], cancel: Cancel) -> bool:
     """`Live.listen`, measured."""
-    started, before = time.perf_counter(), live.told
+    started, before = time.perf_counter(), live.computed
     complete = live.listen(messages, cancel)
-    computed = live.told - before if before else (live.reused.recomputed if live.reused else 0)
-    if computed >= 64:
-        common.planner.computed(computed, time.perf_counter() - started)
+    if live.computed - before >= MEASURED:
+        common.planner.computed(live.computed - before, time.perf_counter() - started)
     return complete
 
 
@@ -101,11 +107,19 @@ def restored(opening: RestoreResult, reused: RestoreResult | None) -> RestoreRes
     )
 
 
-def cells_for(length: int, messages: Sequence[Message], ask: Ask, n_ctx: int) -> int:
-    """About how many cells the turn may need: a token is two bytes of text at least, nearly always."""
-    new = sum(len(message.text.encode("utf-8", "replace")) // 2 + 8 for message in messages)
+def cells_for(length: int, messages: Sequence[Message], ask: Ask, engine: SharedEngine) -> int:
+    """About how many cells a turn may need of a conversation that has `length` tokens."""
+    new = sum(_about(message.text, engine.tokenizer) for message in messages)
     reply = REPLY_CELLS if ask.max_tokens is None else min(ask.max_tokens, REPLY_CELLS)
-    return min(n_ctx, length + new + reply * ask.num_replies)
+    return min(engine.n_ctx, length + new + reply * ask.num_replies)
+
+
+def _about(text: str, tokenizer: Tokenizer) -> int:
+    """About how many tokens a message has, by how many its beginning has."""
+    begins = text[:SAMPLED_TEXT]
+    rest = len(text) - len(begins)
+    num_tokens = len(tokenizer.encode(begins))
+    return MESSAGE_CELLS + num_tokens + (rest * num_tokens // len(begins) if rest else 0)
 
 
 def title_of(messages: Sequence[Message]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,38 +21,20 @@ from sessions.conversation import Conversation, Reply
 from sessions.lease import acquire
 from sessions.manager import SessionManager
 from sessions.restore import Reason
-from sessions.service.ask import Ask, ChatMessage
-from sessions.service.backend import Backend
-from sessions.service.told import Begun, Ended, Said, Told
+from sessions.service.ask import Ask, ChatMessage, Format
+from sessions.service.told import Ended, Said
 from sessions.stores.disk import DiskStore
+from sessions.stores.memory import MemoryStore
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.conftest import MakeBackend
-
-SAMPLED = SamplerParams(temperature=1.0, seed=5)
-SHORT = Ask(max_tokens=12)
-T = "default"
-
-
-def user(text: str) -> list[ChatMessage]:
-    return [ChatMessage("user", text)]
-
-
-def heard(told: Iterator[Told]) -> tuple[Begun, str, Ended]:
-    """A whole turn: how it began, what was said, how it ended."""
-    begun, *said, ended = told
-    assert isinstance(begun, Begun)
-    assert isinstance(ended, Ended)
-    texts = [each.piece.text for each in said if isinstance(each, Said)]
-    assert len(texts) == len(said)
-    assert "".join(texts) == ended.replies[0].text
-    return begun, ended.replies[0].text, ended
+from tests.sessions.service.hearing import SAMPLED, SHORT, T, heard, user
 
 
 def test_turns_say_what_one_conversation_says(make_backend: MakeBackend, make_engine: MakeEngine) -> None:
     backend = make_backend(deterministic=True)
     session = backend.create(T, sampler=SAMPLED, system="be brief").id
     alone = Conversation.new(
-        SessionManager(DiskStore("memory-of-its-own", T), make_engine(deterministic=True)),
+        SessionManager(MemoryStore(), make_engine(deterministic=True)),
         sampler=SAMPLED,
         system="be brief",
     )
@@ -311,10 +292,6 @@ def test_several_replies_to_one_prompt(make_backend: MakeBackend) -> None:
 
 
 def test_likelihoods_and_json_are_told(make_backend: MakeBackend) -> None:
-    import json
-
-    from sessions.service.ask import Format
-
     backend = make_backend()
     session = backend.create(T).id
     pieces = [
@@ -344,17 +321,3 @@ def test_words(make_backend: MakeBackend) -> None:
     assert (
         backend.count(user("hello")) == heard(backend.turn(T, session, user("hello"), SHORT))[0].prompt_tokens
     )
-
-
-def wait_for(condition: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it never comes"
-        time.sleep(0.01)
-
-
-def begin_in_thread(backend: Backend, session: str, ask: Ask) -> tuple[threading.Thread, list[Told]]:
-    told: list[Told] = []
-    thread = threading.Thread(target=lambda: told.extend(backend.turn(T, session, user("go on"), ask)))
-    thread.start()
-    return thread, told

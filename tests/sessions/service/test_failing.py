@@ -1,0 +1,182 @@
+"""Where the store or the model fails, what was said is kept and told of, and the backend goes on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.errors import EngineError, LeaseHeld, LeaseLost, NoSlot, SessionError, StoreUnavailable
+from sessions.lease import acquire
+from sessions.policy import Policy
+from sessions.service.ask import Ask
+from sessions.service.backend import Backend, BackendConfig
+from sessions.service.told import Begun, Ended
+from sessions.stores.disk import DiskStore
+from tests.faults import FaultyStore
+from tests.sessions.conftest import MakeEngine
+from tests.sessions.service.conftest import MakeBackend
+from tests.sessions.service.hearing import SAMPLED, SHORT, T, heard, user
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FaultyStore:
+    return FaultyStore(DiskStore(tmp_path / "faulty", T))
+
+
+@pytest.fixture
+def backend(make_engine: MakeEngine, store: FaultyStore) -> Iterator[Backend]:
+    engine = make_engine(deterministic=True)
+    made = Backend(engine, lambda _: store, BackendConfig(policy=Policy(lease=5, grace=10)))
+    yield made
+    up(store)
+    made.close()
+
+
+def down(store: FaultyStore) -> None:
+    """Every call fails from now on."""
+    store.plan = "." * store.num_calls + "r" * 100_000
+
+
+def up(store: FaultyStore) -> None:
+    store.plan = ""
+
+
+def fails_at_the_save(backend: Backend, store: FaultyStore, session: str, text: str) -> Ended:
+    told = backend.turn(T, session, user(text), SHORT)
+    begun = next(told)
+    assert isinstance(begun, Begun)
+    down(store)
+    *_, ended = told
+    assert isinstance(ended, Ended)
+    return ended
+
+
+def test_a_turn_that_cannot_be_saved_stays_in_memory_and_says_so(
+    backend: Backend, store: FaultyStore, make_backend: MakeBackend
+) -> None:
+    session = backend.create(T, sampler=SAMPLED).id
+    etag = heard(backend.turn(T, session, user("one"), SHORT))[2].etag
+    ended = fails_at_the_save(backend, store, session, "two")
+    assert isinstance(ended.save_error, StoreUnavailable)
+    assert (ended.session, ended.etag, ended.saved) == (session, etag, None)
+    assert backend.load().unsaved == 1
+    _, _, third = heard(backend.turn(T, session, user("three"), SHORT))  # the store is down still
+    assert third.save_error is not None
+    with pytest.raises(StoreUnavailable):
+        backend.save(T, session)
+    up(store)
+    assert len(backend.get(T, session).messages) == 2
+    with pytest.raises(LeaseHeld), acquire(store, session, "somebody else"):  # nor may another process
+        pass
+    archive = io.BytesIO()
+    backend.export(T, session, archive)
+    _, _, fourth = heard(backend.turn(T, session, user("four"), SHORT))
+    assert (fourth.save_error, backend.load().unsaved) == (None, 0)
+    view = backend.get(T, session)
+    assert [m.text for m in view.messages if m.role == "user"] == ["one", "two", "three", "four"]
+    other = make_backend(deterministic=True)
+    alone = other.create(T, sampler=SAMPLED).id
+    for text in ("one", "two", "three", "four"):
+        _, reply, _ = heard(other.turn(T, alone, user(text), SHORT))
+    assert reply == view.messages[-1].text
+    assert len(other.import_(T, io.BytesIO(archive.getvalue())).messages) == 6
+
+
+def test_a_save_is_tried_again_when_it_is_asked_for(backend: Backend, store: FaultyStore) -> None:
+    session = backend.create(T).id
+    fails_at_the_save(backend, store, session, "one")
+    up(store)
+    view, saved = backend.save(T, session)
+    assert saved is not None
+    assert len(view.messages) == 2
+    assert backend.save(T, session)[1] is None
+    assert heard(backend.turn(T, session, user("two"), SHORT))[0].restored.detail == "in memory"
+
+
+def test_what_is_unsaved_is_saved_at_the_end(backend: Backend, store: FaultyStore) -> None:
+    session = backend.create(T).id
+    fails_at_the_save(backend, store, session, "one")
+    up(store)
+    backend.drain(1)
+    assert len(backend.get(T, session).messages) == 2
+    with acquire(store, session, "somebody else"):
+        pass
+
+
+def test_a_turn_that_fails_leaves_what_is_unsaved_as_it_was(backend: Backend, store: FaultyStore) -> None:
+    session = backend.create(T).id
+    fails_at_the_save(backend, store, session, "one")
+    with pytest.raises(EngineError):
+        list(backend.edit(T, session, "x" * 5000, SHORT))
+    up(store)
+    assert len(backend.save(T, session)[0].messages) == 2
+
+
+def test_a_session_that_was_taken_over_is_not_overwritten(
+    backend: Backend, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = backend.create(T).id
+    heard(backend.turn(T, session, user("one"), SHORT))
+    told = backend.turn(T, session, user("two"), SHORT)
+    next(told)
+    ref = f"lease/{session}"
+    store.swap(ref, store.read(ref), None)
+    with acquire(store, session, "somebody else"):
+        *_, ended = told
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.save_error, LeaseLost | SessionError)
+    assert len(backend.get(T, session).messages) == 2
+    heard(backend.turn(T, session, user("again"), SHORT))
+
+
+def test_a_stateless_call_needs_no_store(backend: Backend, store: FaultyStore) -> None:
+    _, text, _ = heard(backend.complete(T, user("one"), SHORT))
+    down(store)
+    begun, again, ended = heard(backend.complete(T, user("one"), SHORT))
+    assert again == text
+    assert begun.restored.restored > 0  # of memory
+    assert isinstance(ended.save_error, StoreUnavailable)
+    assert (ended.session, ended.etag) == (None, None)
+
+
+def test_a_turn_without_its_store_is_refused_before_a_word(backend: Backend, store: FaultyStore) -> None:
+    session = backend.create(T).id
+    down(store)
+    with pytest.raises(StoreUnavailable):
+        list(backend.turn(T, session, user("one"), SHORT))
+    up(store)
+    heard(backend.turn(T, session, user("one"), SHORT))
+
+
+def test_a_model_that_fails_in_a_turn_ends_it_and_keeps_what_was_said(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = backend.create(T).id
+    told = backend.turn(T, session, user("one"), Ask(max_tokens=200))
+    next(told)
+    next(told)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._engine._model, "forward", lambda *_: 1 / 0)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            list(told)
+        with pytest.raises(EngineError):
+            list(backend.turn(T, session, user("two"), SHORT))
+        with pytest.raises(EngineError):
+            list(backend.complete(T, user("two"), SHORT))
+    assert [m.role for m in backend.get(T, session).messages] == ["user", "assistant"]
+    heard(backend.turn(T, session, user("two"), SHORT))
+    assert backend.load().running == 0
+
+
+def test_no_room_is_said_before_anything_is_taken(make_backend: MakeBackend) -> None:
+    backend = make_backend(num_seqs=1)
+    one, two = backend.create(T).id, backend.create(T).id
+    told = backend.turn(T, one, user("one"), Ask(max_tokens=100))
+    next(told)
+    with pytest.raises(NoSlot):
+        list(backend.turn(T, two, user("two"), SHORT))
+    list(told)
+    heard(backend.turn(T, two, user("two"), SHORT))
