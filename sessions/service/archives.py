@@ -36,7 +36,7 @@ async def export(call: TheCall, session: Ref) -> Response:
     view = await call.run(call.backend.get, call.tenant, session)
     call.record.session = view.id
     pipe = Pipe()
-    writing = asyncio.ensure_future(call.run(_export, call, view.id, pipe))
+    writing = asyncio.ensure_future(call.run_long(_export, call, view.id, pipe))
     first = await pipe.read()
     if not first:
         await writing  # raises why there is nothing
@@ -67,7 +67,7 @@ async def import_(call: TheCall, name: Annotated[shapes.Name | None, Query()] = 
                 text = f"the archive has more than {limits.max_import:,} bytes"
                 return refusal(413, text, "body_too_large")
             try:
-                view = await call.run(call.backend.import_, call.tenant, cast(BinaryIO, file), name)
+                view = await call.run_long(call.backend.import_, call.tenant, cast(BinaryIO, file), name)
             except StateError as error:  # of bytes that this request brought, and no state of ours
                 call.record.error = code_of(error)
                 return JSONResponse(body_of(error, 400), 400)

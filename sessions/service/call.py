@@ -67,6 +67,10 @@ class Call:
         """What a blocking verb returns or raises."""
         return await self.service.threads.call(verb, *args, **kwargs)
 
+    async def run_long(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a verb that may take minutes."""
+        return await self.service.threads.call_long(verb, *args, **kwargs)
+
     def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]], slot: int | None = None) -> Turn:
         """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`;
         `slot` is the one of llama-server's that it is to be said in. Raises Busy for a tenant that had all

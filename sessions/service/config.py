@@ -15,6 +15,7 @@ class ServiceConfig:
     max_requests  requests that are answered at once, streams among them; beyond them 429
     threads       threads for all that is not a turn (a turn has one of its own)
     requests_per_minute, tokens_per_minute  what one tenant may ask for, and have computed; None: any number
+    patience      seconds until the next piece of a body must come, or that of an answer be taken
     keepalive     seconds without an event after which a stream says that it is alive
     retry_after   seconds, told to whom is refused for load and no better number is known
     operators     tenants who may see what the service counts of all; without API keys everyone may
@@ -30,6 +31,7 @@ class ServiceConfig:
     threads: int = 16
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
+    patience: float = 60.0
     keepalive: float = 15.0
     retry_after: float = 1.0
     operators: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -39,7 +40,7 @@ class Observing:
         given = Headers(scope=scope).get("x-request-id", "")
         record = Record(given if _ID.fullmatch(given) else str(ULID()))
         attach(scope, record)
-        started, answer = time.perf_counter(), _Answer(send, record.request_id)
+        started, answer = time.perf_counter(), _Answer(send, record.request_id, self._config.patience)
         self._now += 1
         try:
             await self._answer(scope, receive, answer, record)
@@ -72,10 +73,12 @@ class Observing:
 
 
 class _Answer:
-    """Passes an answer on with its request's id, and remembers its status."""
+    """Passes an answer on with its request's id, and remembers its status. Raises ClientDisconnect when the
+    client takes none of it for too long."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, patience: float) -> None:
         self._send, self._request_id = send, request_id
+        self._patience = patience
         self.begun = False
         self.status = 500
 
@@ -83,4 +86,8 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self._request_id
-        await self._send(message)
+        try:
+            with anyio.fail_after(self._patience):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientDisconnect from None

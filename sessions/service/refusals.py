@@ -59,7 +59,7 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_HTTP_CODES = {400: "invalid_json", 404: "no_such_route", 405: "method_not_allowed"}
+_HTTP_CODES = {400: "invalid_json", 408: "request_timeout", 404: "no_such_route", 405: "method_not_allowed"}
 
 
 class ErrorDetail(BaseModel):
@@ -105,7 +105,7 @@ def refusal(
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route, for its description; those that every route has are added to them."""
-    always = (400, 401, 403, 413, 429, 500, 503)
+    always = (400, 401, 403, 408, 413, 429, 500, 503)
     return {status: {"model": ErrorBody} for status in sorted({*always, *statuses})}
 
 

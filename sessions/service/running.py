@@ -45,6 +45,11 @@ class Turn:
     def cancel(self) -> None:
         self._gone.set()
 
+    def leave(self) -> None:
+        """Hear no more of it. It goes on to its end, unless it is cancelled."""
+        self._events.close()
+        self._watching.cancel()
+
     async def begun(self) -> Begun:
         """Wait until the prompt was read. Raises what the backend raised instead."""
         async for told in self.events():
@@ -72,8 +77,7 @@ class Turn:
             except anyio.EndOfStream:
                 break
             yield told
-        self._events.close()
-        self._watching.cancel()
+        self.leave()
         if self._error is not None:
             raise self._error
 
@@ -82,7 +86,7 @@ class Turn:
     def _run(self) -> None:
         try:
             for told in self._begin(self._gone.is_set):
-                self._tell(self._send.send_nowait, told)
+                self._tell(self._put, told)
         except BaseException as error:  # told to whom asked, in `events`
             self._error = error
         self._tell(self._send.close)
@@ -90,6 +94,10 @@ class Turn:
     def _tell(self, what: Callable[..., None], *args: Told) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody to tell
             self._loop.call_soon_threadsafe(what, *args)
+
+    def _put(self, told: Told) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError):  # nobody hears it any more
+            self._send.send_nowait(told)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

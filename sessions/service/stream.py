@@ -14,8 +14,11 @@ from sessions.service.running import Turn
 from sessions.service.told import Begun, Told
 
 _EVENTS = "text/event-stream"
+#: What some clients end a line at, though it is none of the three ends that events have; in JSON all of them
+#: stand inside of strings.
+_LINES = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 #: A comment, which every client of such streams skips.
-_ALIVE = b": \n\n"
+_ALIVE = ": \n\n"
 
 
 #: How a route that may stream describes it, beside its JSON: `responses={200: STREAMED, ...}`.
@@ -53,6 +56,7 @@ class Frames(Protocol):
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> str:
     """One event; an object is written as JSON."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = text.translate(_LINES)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
@@ -76,11 +80,14 @@ class TurnStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await say(self._frames.begun(self._begun))
         try:
+            await say(self._frames.begun(self._begun))
             async for told in self._turn.events(self._keepalive):
-                await say([_ALIVE.decode()] if told is None else self._frames.told(told))
+                await say([_ALIVE] if told is None else self._frames.told(told))
             await say(self._frames.end())
         except TenutoError as error:
             await say(self._frames.failed(error))
+        finally:  # a client that takes nothing more is as good as gone
+            self._turn.cancel()
+            self._turn.leave()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

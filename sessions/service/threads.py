@@ -13,23 +13,28 @@ T = TypeVar("T")
 
 
 class Threads:
-    """So many for turns, which may take minutes, and others for the rest, so that a list of sessions never
-    waits for a reply."""
+    """Some for what takes a moment, so that a list of sessions never waits for a reply, and one for each
+    request that takes as long as a model or a client does."""
 
-    def __init__(self, num_turns: int, num_verbs: int) -> None:
-        self._turns = ThreadPoolExecutor(num_turns, "turn")
-        self._verbs = ThreadPoolExecutor(num_verbs, "verb")
+    def __init__(self, num_long: int, num_short: int) -> None:
+        self._long = ThreadPoolExecutor(num_long, "long")
+        self._short = ThreadPoolExecutor(num_short, "short")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` returns or raises, called in a thread. That its caller is gone does not end it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._verbs, functools.partial(function, *args, **kwargs))
+        return await loop.run_in_executor(self._short, functools.partial(function, *args, **kwargs))
+
+    async def call_long(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for what may take minutes."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._long, functools.partial(function, *args, **kwargs))
 
     def start(self, function: Callable[[], None]) -> None:
-        """Run a turn, which must not raise."""
-        self._turns.submit(function)
+        """Run what may take minutes, and must not raise."""
+        self._long.submit(function)
 
     def close(self) -> None:
         """Wait until all that was begun has ended."""
-        self._turns.shutdown(cancel_futures=True)
-        self._verbs.shutdown(cancel_futures=True)
+        self._long.shutdown(cancel_futures=True)
+        self._short.shutdown(cancel_futures=True)

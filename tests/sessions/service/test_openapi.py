@@ -69,11 +69,11 @@ def small(make_backend: MakeBackend) -> Iterator[Served]:
         yield running
 
 
-def explore(at: Served, examples: int) -> int:
-    """Try each operation with so many examples. Returns how many requests were made."""
+def explore(at: Served, examples: int, part: slice = slice(None)) -> int:
+    """Try each operation of a part of them with so many examples. Returns how many requests were made."""
     schema = schemathesis.openapi.from_url(f"{at.url}/openapi.json")
     made = 0
-    for found in schema.get_all_operations():
+    for found in list(schema.get_all_operations())[part]:
         operation = found.ok()
 
         def attempt(case: schemathesis.Case) -> None:
@@ -101,5 +101,6 @@ def test_requests_made_from_the_description_find_no_500_and_nothing_undeclared(s
 
 
 @pytest.mark.slow
-def test_many_more_of_them_neither(small: Served) -> None:
-    assert explore(small, 60) > 1000
+@pytest.mark.parametrize("first", range(8))
+def test_many_more_of_them_neither(small: Served, first: int) -> None:
+    assert explore(small, 60, slice(first, None, 8)) > 60

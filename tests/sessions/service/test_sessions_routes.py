@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sessions.service.backend import BackendConfig
 from tests.sessions.service.conftest import MakeBackend
 from tests.sessions.service.serving import Served, events, served
 
@@ -252,3 +254,30 @@ def test_a_save_of_what_is_saved_writes_nothing(at: Served) -> None:
     tag = say(at, session).headers["etag"]
     answer = at.client.post(f"/v1/sessions/{session}/save")
     assert (answer.status_code, answer.json()["saved"], answer.headers["etag"]) == (200, None, tag)
+
+
+def test_downloads_that_nobody_takes_keep_no_one_waiting(at: Served) -> None:
+    session = begin(at)
+    say(at, session, "hello " * 200)
+    host, port = at.url.removeprefix("http://").split(":")
+    lines = [socket.create_connection((host, int(port))) for _ in range(20)]
+    try:
+        for line in lines:
+            line.sendall(f"GET /v1/sessions/{session}/export HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+        assert at.client.get("/v1/sessions", timeout=20).status_code == 200
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_a_turn_that_finds_no_place_is_429_and_told_when_to_come_again(make_backend: MakeBackend) -> None:
+    with served(make_backend(BackendConfig(max_turns=1, max_waiting=0))) as at:
+        session, other = begin(at), begin(at)
+        path = f"/v1/sessions/{session}/messages"
+        with at.client.stream("POST", path, json=ask(stream=True, max_tokens=1500)) as answer:
+            next(events(answer.iter_lines()))
+            refused = httpx.post(f"{at.url}/v1/sessions/{other}/messages", json=ask(), timeout=60)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+            assert int(refused.headers["retry-after"]) >= 1
+        at.logged(4)
+        assert say(at, other).status_code == 200

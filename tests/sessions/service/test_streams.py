@@ -3,6 +3,8 @@ leaves."""
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 
@@ -92,6 +94,41 @@ def test_a_client_that_leaves_before_the_reply_began_ends_it_too() -> None:
         time.sleep(0.1)
         go_on.set()
         assert backend.cancelled.wait(5)
+
+
+def test_a_client_that_takes_nothing_of_a_stream_is_as_good_as_gone() -> None:
+    backend = FakeBackend(Script(words=["a" * 1_000_000] * 1000, pause=0.01))
+    with served(backend, ServiceConfig(patience=0.5)) as at:
+        session = begin(at)
+        host, port = at.url.removeprefix("http://").split(":")
+        body = json.dumps(HELLO | {"stream": True})
+        with socket.create_connection((host, int(port))) as line:
+            head = f"POST /v1/sessions/{session}/messages HTTP/1.1\r\nhost: {host}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            line.sendall((head + body).encode())
+            assert backend.cancelled.wait(10)
+            assert at.logged(2)[-1]["error"] == "client_gone"
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with served(FakeBackend(), ServiceConfig(patience=0.2)) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        for path in ("/v1/sessions", "/v1/sessions/import"):
+            with socket.create_connection((host, int(port)), timeout=10) as line:
+                head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 100\r\n\r\n{{"
+                line.sendall(head.encode())
+                answer = line.makefile("rb").read()  # to the end: the connection cannot be used again
+                assert answer.startswith(b"HTTP/1.1 408")
+                assert b"request_timeout" in answer
+
+
+def test_text_that_some_take_for_the_end_of_a_line_is_escaped() -> None:
+    words = ["a\u2028b", "c\x85d", "e\nf\r\ng", "\u2029"]
+    with served(FakeBackend(Script(words=words))) as at:
+        answer = at.client.post(f"/v1/sessions/{begin(at)}/messages", json=HELLO | {"stream": True})
+        told = list(events(iter(answer.text.splitlines())))
+        assert [data["text"] for name, data in told if name == "piece"] == words
+        assert told[-1][1]["reply"]["content"] == "".join(words)
 
 
 def test_a_silent_stream_says_that_it_is_alive() -> None:
