@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import TenutoError
-from sessions.service import archives, health, sessions_routes, slots, turns_routes, words
+from sessions.service import archives, health, sessions_routes, slots, storage_routes, turns_routes, words
 from sessions.service.access import Access, Keys
 from sessions.service.backend import Backend
 from sessions.service.bodies import Bodies
@@ -37,6 +37,7 @@ ROUTERS = (
     archives.router,
     sessions_routes.router,
     turns_routes.router,
+    storage_routes.router,
     slots.router,
     words.router,
     health.router,

@@ -281,3 +281,20 @@ def test_a_turn_that_finds_no_place_is_429_and_told_when_to_come_again(make_back
             assert int(refused.headers["retry-after"]) >= 1
         at.logged(4)
         assert say(at, other).status_code == 200
+
+
+def test_what_is_stored_is_told_to_the_byte_and_gc_only_planned(at: Served) -> None:
+    session, other = begin(at), begin(at)
+    say(at, session)
+    say(at, other)
+    at.client.delete(f"/v1/sessions/{other}")
+    at.client.post("/slots/0?action=save", json={"filename": "kept"})
+    told = at.client.get("/v1/storage").json()
+    parts = ("rows_bytes", "manifest_bytes", "superseded_bytes", "index_bytes")
+    assert sum(told[part] for part in parts) == told["total_bytes"]
+    assert told["rows_bytes"] > 0
+    assert told["superseded_bytes"] > 0
+    assert told["kept"] == ["kept"]
+    plan = at.client.get("/v1/storage/gc").json()
+    assert plan == {"object": "gc.plan", "expired": [], "released": [], "num_blobs": 0, "nbytes": 0}
+    assert at.client.get("/v1/storage").json() == told
