@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from engine.errors import Unsupported, UsageError
 from sessions.service.ask import Ask, ChatMessage, Format, Keep
@@ -13,9 +13,12 @@ from sessions.service.openai.fields import Ignored, Label, Metadata, Neutral, No
 from sessions.service.openai.sampling import Sampled
 
 
-class ResponseFormat(Request):
+class ResponseFormat(BaseModel):
+    """What else it says is of kinds that are not supported."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
     type: str
-    json_schema: Any = None
 
 
 class StreamOptions(Request):
@@ -84,6 +87,9 @@ def read_format(given: ResponseFormat | None, name: str) -> Format:
     kind = "text" if given is None else given.type
     if kind not in list(Format):
         raise Unsupported(f"{name}: {kind[:40]!r} is not supported", param=f"{name}.type")
+    unknown = next(iter((given and given.model_extra) or ()), None)
+    if unknown is not None:
+        raise UsageError(f"{name}: {unknown[:40]!r} is not known", param=f"{name}.{unknown[:40]}")
     return Format(kind)
 
 

@@ -50,7 +50,7 @@ class House:
 
     backend: Backend
     served: Served
-    api: openai.OpenAI
+    api: Any  # openai.OpenAI, whose answers may be of more kinds than there are here
     tenant: str
 
     def of(self, tenant: str) -> House:
