@@ -95,7 +95,7 @@ def test_the_features_are_those_that_the_page_names() -> None:
 
 
 def test_the_prefix_is_the_one_in_the_table() -> None:
-    rows = table("## 1. Three kinds of file")
+    rows = table("## 1. Five kinds of file")
     assert rows["0"][1] == "`tenuto` in ASCII"
     for letter in Letter:
         assert f"`{letter.value.decode()}`" in rows["6"][1]
