@@ -74,7 +74,10 @@ class Call:
     def turn(self, ask: Ask, begin: Callable[[Ask], Iterator[Told]], slot: int | None = None) -> Turn:
         """Start a turn, which ends when the client goes away. `begin` is given `ask` with its `cancel`;
         `slot` is the one of llama-server's that it is to be said in. Raises Busy for a tenant that had all
-        the tokens it may have in a minute: those that are read for it, and said."""
+        the tokens it may have in a minute: those that are read for it, and said; UsageError for a slot that
+        there is not."""
+        if slot is not None:
+            self.service.slots.check(slot)
         tokens, tenant = self.service.tokens, self.tenant
         wait = tokens.wait(tenant)
         if wait is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from engine.errors import UsageError
 from sessions.service.told import Said, Told
 
 #: Tenants whose slots are remembered; those that talked longest ago are forgotten first.
@@ -32,6 +33,11 @@ class SlotTable:
         self._lock = threading.Lock()
         self._at_work: Counter[tuple[str, str]] = Counter()
         self._clock = 0
+
+    def check(self, slot: int) -> None:
+        """Raises UsageError unless there is this slot."""
+        if not 0 <= slot < self.num_slots:
+            raise UsageError(f"there is no slot {slot}, only 0 to {self.num_slots - 1}", param="id_slot")
 
     def of(self, tenant: str) -> tuple[Slot, ...]:
         with self._lock:

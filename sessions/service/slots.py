@@ -106,10 +106,7 @@ async def act(
     body: FileName | None = None,
 ) -> Response:
     """Keep what a slot stands for under a name, have it stand for what is kept, or for nothing."""
-    if slot >= call.service.slots.num_slots:
-        raise UsageError(
-            f"there is no slot {slot}, only 0 to {call.service.slots.num_slots - 1}", param="slot"
-        )
+    call.service.slots.check(slot)
     if action == "erase":
         return JSONResponse(await call.run(_erase, call, slot))
     if body is None or body.filename is None:

@@ -16,13 +16,13 @@ from sessions.service.openai.likely import Likely
 from sessions.service.openai.naming import check_model, new_session, system_fingerprint
 from sessions.service.openai.usage import chat_usage, finish_reason
 from sessions.service.refusals import answers, body_of
-from sessions.service.stream import TurnStream, event
+from sessions.service.stream import STREAMED, TurnStream, event
 from sessions.service.told import Begun, Ended, Said, Spoken, Told
 
 router = APIRouter(prefix="/v1/chat", tags=["OpenAI"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: STREAMED,
     **answers(404, 507),
 }
 
@@ -33,7 +33,7 @@ async def completions(call: TheCall, body: ChatRequest) -> Response:
     backend = call.backend
     check_model(body.model, backend.model)
     messages, ask = body.said(), body.ask(backend.model.n_ctx)
-    turn = call.turn(ask, lambda ask: backend.complete(call.tenant, messages, ask, body.keep))
+    turn = call.turn(ask, lambda ask: backend.complete(call.tenant, messages, ask, body.keep), body.slot)
     begun = await turn.begun()
     headers = restored_headers(begun.restored)
     replies = _Replies(call, body)

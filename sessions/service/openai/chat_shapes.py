@@ -40,7 +40,12 @@ class ChatRequest(Sampled):
         default=None, description="false: no byte of it is kept, also for the next call"
     )
 
+    id_slot: int | None = Field(
+        default=None, ge=-1, lt=2**31, description="llama-server's: the slot that stands for it; -1 for any"
+    )
+
     metadata: Annotated[Metadata | None, Ignored()] = None
+    cache_prompt: Nothing = None
     user: Annotated[Label | None, Ignored()] = None
     prompt_cache_key: Nothing = None
     prompt_cache_retention: Nothing = None
@@ -80,6 +85,10 @@ class ChatRequest(Sampled):
     @property
     def keep(self) -> Keep:
         return Keep.NOTHING if self.store is False else Keep.PAST
+
+    @property
+    def slot(self) -> int | None:
+        return None if self.id_slot in (None, -1) else self.id_slot
 
 
 def read_format(given: ResponseFormat | None, name: str) -> Format:

@@ -21,14 +21,14 @@ from sessions.service.openai.response_shapes import (
     ResponseRequest,
 )
 from sessions.service.refusals import answers
-from sessions.service.stream import TurnStream
+from sessions.service.stream import STREAMED, TurnStream
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"])
 
 Ref = Annotated[str, Path(max_length=128, description="a response's id")]
 Order = Literal["asc", "desc"]
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: STREAMED,
     **answers(404, 409, 412, 423, 507),
 }
 

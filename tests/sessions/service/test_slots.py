@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from tests.sessions.service.serving import Served
@@ -100,3 +101,26 @@ def test_words_become_ids_and_come_back(at: Served) -> None:
     assert [piece["piece"] for piece in pieces] == ["th", [0xC3], [0xA9]]
     assert at.client.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
     assert at.client.post("/tokenize", json={"content": ""}).json()["tokens"] == []
+
+
+def test_a_chat_completion_is_said_in_the_slot_that_was_asked_for(at: Served) -> None:
+    def chat(slot: int, *said: str) -> httpx.Response:
+        messages = [
+            {"role": "user" if at % 2 == 0 else "assistant", "content": text} for at, text in enumerate(said)
+        ]
+        return at.client.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 4, "id_slot": slot}
+        )
+
+    reply = chat(5, "one").json()["choices"][0]["message"]["content"]
+    held = at.client.get("/slots").json()
+    assert [slot["id"] for slot in held if slot["session"]] == [5]
+    saved = at.client.post("/slots/5?action=save", json={"filename": "talk"}).json()
+    assert saved["n_saved"] > 0
+    restored = at.client.post("/slots/2?action=restore", json={"filename": "talk"}).json()
+    assert restored["n_restored"] == saved["n_saved"]
+    again = chat(2, "one", reply, "two")
+    assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= saved["n_saved"] - 1
+    assert chat(-1, "three").status_code == 200
+    refused = chat(8, "four")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "id_slot")
