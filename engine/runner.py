@@ -140,6 +140,10 @@ class Engine:
         """The sequence that was put to rest, or None where it is gone. Raises NoSlot."""
         return self._slots.wake(resting)
 
+    def drop(self, resting: Resting) -> None:
+        """Forget a sequence that was put to rest, and its rows."""
+        self._slots.drop(resting)
+
     def tokens(self, seq: SeqId) -> tuple[int, ...]:
         """The fed ids."""
         return tuple(self._slots[seq].tokens)

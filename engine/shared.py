@@ -86,6 +86,9 @@ class SharedEngine:
     def wake(self, resting: Resting) -> SeqId | None:
         return self._driver.call(lambda engine: engine.wake(resting))
 
+    def drop(self, resting: Resting) -> None:
+        self._driver.call(lambda engine: engine.drop(resting))
+
     # What a sequence is between two verbs of its own thread is changed by no other: it is read right here,
     # and no batch is waited for.
 

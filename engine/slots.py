@@ -74,6 +74,12 @@ class Slots:
         self._live[resting.seq] = self._idle.pop(resting.seq)
         return resting.seq
 
+    def drop(self, resting: Resting) -> None:
+        """Forget the sequence and its rows, if it rests still."""
+        if self.rests(resting):
+            del self._idle[resting.seq]
+            self._memory.remove(resting.seq, 0, None)
+
     def replace(self, seq: SeqId, record: Record) -> None:
         """Put `record` in place of that of a live sequence, whose rows are the record's by now."""
         self._live[seq] = record

@@ -37,10 +37,9 @@ from sessions.transcript import align
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """max_turns    turns that run at once, each in the thread that asks for it
-    max_waiting  turns that may wait for one of those to end; beyond them Busy is raised
-    policy       of every tenant's store
-    holder       this process, for those whom a lease keeps out; None: pid and host
+    """max_turns    turns that run at once, each in the thread that asks for it, and with a sequence of the
+    engine max_waiting  turns that may wait for one of those to end; beyond them Busy is raised policy
+    of every tenant's store holder       this process, for those whom a lease keeps out; None: pid and host
     """
 
     max_turns: int = 64
@@ -88,9 +87,12 @@ class Backend:
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
         self._closed = False
+        residents, of = Residents(engine.config.num_seqs), engine.config
         self._common = Common(
-            Admission(config.max_turns, config.max_waiting, engine.config.num_cells),
-            Residents(engine.config.num_seqs),
+            Admission(
+                config.max_turns, config.max_waiting, of.num_seqs, of.num_cells, lambda: residents.num_unsaved
+            ),
+            residents,
             Planner(),
             Choosers(engine.tokenizer),
             threading.Event(),

@@ -57,7 +57,7 @@ def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Iterat
     if not wanted.messages:
         raise UsageError("a conversation needs a message")
     cancel = common.cancel(ask.cancel)
-    with common.admission.turn(cancel):
+    with common.admission.turn(cancel, ask.num_replies):
         source = _source(place, past, wanted)
         room = cells_for(0, wanted.messages, ask, place.engine)
         with common.admission.cells(room, cancel):

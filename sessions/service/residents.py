@@ -80,6 +80,11 @@ class Residents:
         with self._lock:
             self._unsaved[unsaved.place.tenant, unsaved.live.session.id] = unsaved
 
+    def num_unsaved_of(self, tenant: str, session: str) -> int:
+        """1 or 0."""
+        with self._lock:
+            return int((tenant, session) in self._unsaved)
+
     def take_unsaved(self, tenant: str, session: str) -> Unsaved | None:
         with self._lock:
             return self._unsaved.pop((tenant, session), None)

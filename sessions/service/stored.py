@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.errors import EditRefused, StateError, UsageError
+from engine.errors import EditRefused, NoSlot, StateError, UsageError
 from engine.state import Pending, Provenance, SamplerParams
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, ManifestKind, Message
@@ -184,9 +184,8 @@ class Stored:
         session = self._catalog.find(ref)
         self._manager.delete(session, expected)
         resident = self._common.residents.take(self._place.tenant, session)
-        seq = None if resident is None else self._place.engine.wake(resident.resting)
-        if seq is not None:
-            self._place.engine.forget(seq)
+        if resident is not None:
+            self._place.engine.drop(resident.resting)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -212,7 +211,10 @@ class Stored:
         if resident is None or not self._cut(resident.entry.manifest, new.manifest):
             return False
         engine, length = self._place.engine, new.manifest.length
-        seq = engine.wake(resident.resting)
+        try:
+            seq = engine.wake(resident.resting)
+        except NoSlot:
+            return False
         if seq is None:
             return False
         if engine.length(seq) > length:

@@ -41,7 +41,8 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> It
     """See `Backend.turn`."""
     common.choosers.check(ask)
     cancel = common.cancel(ask.cancel)
-    with common.admission.turn(cancel):
+    has = common.residents.num_unsaved_of(place.tenant, ref.upper())
+    with common.admission.turn(cancel, ask.num_replies, has):
         held = hold(common, place, ref, ask.fallback, ask.expected)
         yield from _turn(common, held, ask, cancel, change)
 

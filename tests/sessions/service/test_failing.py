@@ -171,12 +171,29 @@ def test_a_model_that_fails_in_a_turn_ends_it_and_keeps_what_was_said(
     assert backend.load().running == 0
 
 
-def test_no_room_is_said_before_anything_is_taken(make_backend: MakeBackend) -> None:
-    backend = make_backend(num_seqs=1)
-    one, two = backend.create(T).id, backend.create(T).id
-    told = backend.turn(T, one, user("one"), Ask(max_tokens=100))
-    next(told)
+def test_what_is_unsaved_is_not_lost_for_others_and_they_are_told(
+    make_engine: MakeEngine, store: FaultyStore
+) -> None:
+    backend = Backend(
+        make_engine(num_seqs=2), lambda _: store, BackendConfig(policy=Policy(lease=5, grace=10))
+    )
+    sessions = [backend.create(T).id for _ in range(3)]
+    for session in sessions[:2]:
+        fails_at_the_save(backend, store, session, "one")
+        up(store)
+    with pytest.raises(NoSlot, match="could not be saved"):
+        list(backend.turn(T, sessions[2], user("one"), SHORT))
+    heard(backend.turn(T, sessions[1], user("two"), SHORT))  # who has one needs no other
+    fails_at_the_save(backend, store, sessions[1], "three")
+    up(store)
+    backend.save(T, sessions[0])
+    heard(backend.turn(T, sessions[2], user("one"), SHORT))
+    backend.close()
+
+
+def test_more_replies_than_there_can_be_are_refused(make_backend: MakeBackend) -> None:
+    backend = make_backend(num_seqs=2)
+    session = backend.create(T).id
     with pytest.raises(NoSlot):
-        list(backend.turn(T, two, user("two"), SHORT))
-    list(told)
-    heard(backend.turn(T, two, user("two"), SHORT))
+        list(backend.turn(T, session, user("one"), Ask(max_tokens=3, num_replies=3)))
+    heard(backend.turn(T, session, user("one"), Ask(max_tokens=3, num_replies=2)))

@@ -23,7 +23,6 @@ POLICY = Policy(lease=5, grace=10)
 
 def test_conversations_of_many_threads_say_what_they_say_alone(make_backend: MakeBackend) -> None:
     backend = make_backend(deterministic=True, num_seqs=4, num_cells=2048)
-    backend._common.admission._max_turns = 4  # as many as there are sequences
     alone = make_backend(deterministic=True)
 
     def converse(on: Backend, seed: int) -> list[str]:
@@ -40,7 +39,6 @@ def test_conversations_of_many_threads_say_what_they_say_alone(make_backend: Mak
 
 def test_64_threads_for_some_seconds(make_backend: MakeBackend) -> None:
     backend = make_backend(num_seqs=16, num_cells=16384)
-    backend._common.admission._max_turns = 16
     stop = time.monotonic() + 6
     counts = [0] * 64
 
