@@ -58,9 +58,12 @@ def is_sealed(blob: BlobId) -> bool:
     return blob.split("-")[1] == "k3"
 
 
-def checksum(blob: BlobId, data: Bytes) -> bytes:
-    """How a sealed blob ends whose bytes before are `data`."""
-    return blake3(blob.encode() + b"\0").update(data).digest(length=CHECKSUM_NBYTES)
+def checksum(blob: BlobId, *pieces: Bytes) -> bytes:
+    """How a sealed blob ends whose bytes before are `pieces`."""
+    digest = blake3(blob.encode() + b"\0")
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest(length=CHECKSUM_NBYTES)
 
 
 def verify_blob(blob: BlobId, data: Bytes) -> None:

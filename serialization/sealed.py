@@ -34,8 +34,7 @@ class Sealed:
 def write_blob(blob: BlobId, sealed: Sealed) -> bytes:
     """The bytes that are stored as `blob`."""
     head = prefix(Letter.SEALED) + _KEY.pack(sealed.set_id, sealed.number, sealed.nonce)
-    body = b"".join((head, sealed.ciphertext))
-    return b"".join((body, checksum(blob, body)))
+    return b"".join((head, sealed.ciphertext, checksum(blob, head, sealed.ciphertext)))
 
 
 def read_blob(blob: BlobId, data: Bytes) -> Sealed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -33,6 +33,9 @@ from sessions.service.turns import as_messages, to_edit, to_regenerate, to_say, 
 from sessions.session import ExportInfo, Pin, SaveResult
 from sessions.stores.base import check_tenant
 from sessions.transcript import align
+
+#: A turn as it happens. To close it early ends the reply.
+Turning = Generator[Told, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Backend:
 
     def turn(
         self, tenant: str, session: str, messages: Sequence[ChatMessage], ask: Ask | None = None
-    ) -> Iterator[Told]:
+    ) -> Turning:
         """Add `messages` to the session and stream the reply. Nothing is done before the first `next`.
 
         Closing the iterator early ends the reply: what was read of it is kept and saved, as after `cancel`.
@@ -135,12 +138,12 @@ class Backend:
         ask = ask or Ask()
         return turn(self._common, self._place(tenant, ask.salt), session, ask, to_say(messages))
 
-    def regenerate(self, tenant: str, session: str, ask: Ask | None = None) -> Iterator[Told]:
+    def regenerate(self, tenant: str, session: str, ask: Ask | None = None) -> Turning:
         """Say the last reply anew: to the same messages, as the sampler of `ask` says it."""
         ask = ask or Ask()
         return turn(self._common, self._place(tenant, ask.salt), session, ask, to_regenerate)
 
-    def edit(self, tenant: str, session: str, text: str, ask: Ask | None = None) -> Iterator[Told]:
+    def edit(self, tenant: str, session: str, text: str, ask: Ask | None = None) -> Turning:
         """Put `text` in place of the user's last message, and stream the reply to it."""
         ask = ask or Ask()
         return turn(self._common, self._place(tenant, ask.salt), session, ask, to_edit(text))
@@ -153,7 +156,7 @@ class Backend:
         keep: Keep = Keep.PAST,
         parent: str | None = None,
         own: Own | None = None,
-    ) -> Iterator[Told]:
+    ) -> Turning:
         """Reply to a whole conversation, of which the longest known past is not read again. With `parent`
         that is looked for in the session of this name alone, which stays as it is. With `own` the session
         that `Keep.SESSION` keeps is that one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -50,7 +50,7 @@ class NoLease:
         """There is nothing to give back."""
 
 
-def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Iterator[Told]:
+def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Generator[Told, None, None]:
     """See `Backend.complete`."""
     ask = wanted.ask
     common.choosers.check(ask)
@@ -66,7 +66,7 @@ def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Iterat
 
 def _completed(
     common: Common, place: Place, past: Past, wanted: Wanted, source: Entry | None, cancel: Cancel
-) -> Iterator[Told]:
+) -> Generator[Told, None, None]:
     ask, engine = wanted.ask, place.engine
     opened = _opened(common, place, source, wanted)
     live = opened.live

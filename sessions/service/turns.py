@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
 from engine.errors import TenutoError, UsageError
@@ -37,7 +37,7 @@ SAMPLED_TEXT = 4096
 Change = Callable[[Live], Sequence[Message]]
 
 
-def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Iterator[Told]:
+def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Generator[Told, None, None]:
     """See `Backend.turn`."""
     common.choosers.check(ask)
     cancel = common.cancel(ask.cancel)
@@ -47,7 +47,9 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> It
         yield from _turn(common, held, ask, cancel, change)
 
 
-def _turn(common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change) -> Iterator[Told]:
+def _turn(
+    common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change
+) -> Generator[Told, None, None]:
     live, engine = held.live, held.place.engine
     try:
         messages = change(live)

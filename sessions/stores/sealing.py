@@ -6,15 +6,20 @@ All processes of a store are given the same keys: each looks when it opens the s
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from engine.errors import Corrupt, IndexDamaged, SealRefused, UnknownVersion
+from engine.errors import Corrupt, IndexDamaged, SealRefused, StateError, UnknownVersion
 from serialization.blobs import Store, is_sealed
 from serialization.canonical import unpack
+from serialization.sealed import read_blob
 from sessions.keyring.ring import Keyring
 from sessions.keyring.tenants import TenantKeys
 from sessions.stores.base import StoreConfig
 from sessions.stores.sealed import MARKER, VERSION, SealedStore, marker
+
+#: Some may be of sessions that were erased, or damaged like the index.
+_BLOBS_TRIED = 100
 
 
 def refuse_sealed(store: Store) -> None:
@@ -72,10 +77,31 @@ def _check_mark(inner: Store, keys: TenantKeys) -> None:
         value = inner.read(MARKER)
         mark: Any = None if value is None else unpack(value, "the mark of a sealed store")
     except IndexDamaged:
-        return  # `rebuild` writes it anew, and what other keys sealed is not opened
+        _check_blobs(inner, keys)  # `rebuild` writes the mark anew, which only the right keys may
+        return
     except Corrupt as error:
         raise SealRefused(f"this store is sealed in a way that is not known: {error}") from error
     if not isinstance(mark, dict) or mark.get("version") != VERSION:
         raise UnknownVersion("this store is sealed in a way that this build does not know")
     if mark.get("set") != ciphers.set_id:
         raise SealRefused(f"other keys than these of {keys.tenant} sealed this store")
+
+
+def _check_blobs(inner: Store, keys: TenantKeys) -> None:
+    """Raises SealRefused where there are sealed blobs, and these keys open none of the first ones."""
+    seen = 0
+    for info in inner.list_blobs():
+        if not is_sealed(info.blob):
+            continue
+        seen += 1
+        with contextlib.suppress(StateError):
+            found = read_blob(info.blob, inner.get(info.blob))
+            ciphers = keys.find(found.set_id)
+            if ciphers is not None and ciphers.open_blob(info.blob, found) is not None:
+                return
+        if seen == _BLOBS_TRIED:
+            break
+    if seen:
+        raise SealRefused(
+            f"the index is damaged, and other keys than these of {keys.tenant} sealed the blobs"
+        )

@@ -41,6 +41,8 @@ def test_every_status_of_an_error_is_told_with_its_code() -> None:
 def test_every_route_of_sessions_is_told() -> None:
     paths = build_app(FakeBackend()).openapi()["paths"]
     for path, methods in paths.items():
-        if path.startswith(("/v1/sessions", "/v1/storage", "/slots", "/health", "/metrics", "/props", "/tokenize")):
+        if path.startswith(
+            ("/v1/sessions", "/v1/storage", "/slots", "/health", "/metrics", "/props", "/tokenize")
+        ):
             for method in methods:
                 assert f"{method.upper()} {path.replace('session}', 's}').replace('{slot}', '{id}')}" in PAGE

@@ -22,6 +22,8 @@ from sessions.stores.disk import DiskStore
 from tests.sessions.service.serving import Served, served
 
 MODEL = "tiny llama"
+#: A bias to letters of which no two are one token, so that a reply's text is tokenized as it was said.
+LETTERS = {"logit_bias": {str(ord(letter)): 30 for letter in "abcdefghijklmnopqrs"}}
 SETTINGS: dict[str, Any] = {
     "n_ctx": 1024,
     "num_cells": 8192,

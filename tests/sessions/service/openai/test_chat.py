@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from sessions.service.ask import ChatMessage
-from tests.sessions.service.openai.conftest import MODEL, House, Up, assistant, cached, user
+from tests.sessions.service.openai.conftest import LETTERS, MODEL, House, Up, assistant, cached, user
 
 TALK = ("Good morning.", "And then?", "Who says so?")
 #: Ids of the tiny vocabulary: a byte's token is the byte, and the last one ends a reply.
@@ -35,11 +35,6 @@ def said(reply: Any) -> str:
 
 def salted(salt: str) -> dict[str, Any]:
     return {"extra_body": {"cache_salt": salt}}
-
-
-def plain(count: float = 30) -> dict[str, Any]:
-    """What makes a reply of letters of which no two are one token."""
-    return {"logit_bias": {str(ord(letter)): count for letter in "abcdefghijklmnopqrs"}}
 
 
 def streamed(house: House, messages: list[dict[str, Any]] | str, **more: Any) -> list[Any]:
@@ -116,7 +111,7 @@ def test_a_restart_between_turns_changes_nothing_but_the_time(up: Up) -> None:
 
 
 def test_another_end_of_the_same_past_shares_what_is_the_same(house: House) -> None:
-    first = house.chat("Good morning.", **plain())
+    first = house.chat("Good morning.", **LETTERS)
     messages = [user("Good morning."), assistant(said(first))]
     both = [house.chat([*messages, user(text)], seed=5) for text in ("Why?", "Really, why?")]
     for reply in both:
@@ -222,7 +217,7 @@ def test_temperature_and_top_p_narrow_the_choice(house: House) -> None:
 def test_penalties_and_biases_count(house: House) -> None:
     assert said(house.chat("Hm.", temperature=0, logit_bias={str(A): 100})) == "A" * 12
     assert said(house.chat("Hm.", temperature=0, logit_bias={str(A): 100}, presence_penalty=2)) == "A" * 12
-    letters = {"temperature": 0, "max_tokens": 30, **plain()}
+    letters = {"temperature": 0, "max_tokens": 30, **LETTERS}
     few = len(set(said(house.chat("Hm.", **letters))))
     for name in ("frequency_penalty", "presence_penalty"):
         assert len(set(said(house.chat("Hm.", **letters, **{name: 2})))) > few

@@ -10,15 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.sessions.service.openai.conftest import House, Up, assistant, cached, user
+from tests.sessions.service.openai.conftest import LETTERS, House, Up, assistant, cached, user
 
 END = 259
 MISSING = "resp_01ARZ3NDEKTSV4RRFFQ69G5FAV"
-
-
-def plain(count: float = 30) -> dict[str, float]:
-    """What makes a reply of letters of which no two are one token."""
-    return {str(ord(letter)): count for letter in "abcdefghijklmnopqrs"}
 
 
 def not_found(house: House, **more: Any) -> openai.NotFoundError:
@@ -155,9 +150,7 @@ def test_many_may_go_on_from_one_at_once(house: House) -> None:
 
 
 def test_instructions_are_of_one_response_alone(house: House) -> None:
-    first = house.respond(
-        "Good morning.", instructions="Speak like a pirate.", extra_body={"logit_bias": plain()}
-    )
+    first = house.respond("Good morning.", instructions="Speak like a pirate.", extra_body=LETTERS)
     second = house.respond("And then?", previous_response_id=first.id)
     messages = [user("Good morning."), assistant(first.output_text), user("And then?")]
     without = house.chat(messages, extra_body={"cache_salt": "none of it"})

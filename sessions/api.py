@@ -1,0 +1,148 @@
+"""The Python API: conversations for a program of yours, in its own process.
+
+    with Manager.open("model.gguf", "chats") as manager, manager.session("tea") as chat:
+        for piece in chat.send("Green or black?"):
+            print(piece, end="")
+
+and the same with `async with` and `async for` (docs/python.md). One manager serves any number of threads and
+tasks: their replies share the model's batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from engine.config import EngineConfig
+from engine.errors import SessionExists, SessionNotFound
+from engine.loader import load_engine
+from engine.state import SamplerParams
+from sessions import names
+from sessions.answer import Answer
+from sessions.chat import AsyncChat, Chat, Opening
+from sessions.restore import Fallback, Reason, RestoreResult
+from sessions.service.ask import Ask, ChatMessage, Format, Keep
+from sessions.service.backend import Backend, BackendConfig
+from sessions.service.told import Page, SessionView
+from sessions.stores.open import open_store
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "AsyncChat",
+    "Chat",
+    "ChatMessage",
+    "EngineConfig",
+    "Fallback",
+    "Format",
+    "Keep",
+    "Manager",
+    "Page",
+    "Reason",
+    "RestoreResult",
+    "SamplerParams",
+    "SessionView",
+]
+
+
+class Manager:
+    """The conversations of one tenant, by way of a backend. Safe from many threads."""
+
+    def __init__(self, backend: Backend, tenant: str = "default") -> None:
+        """`backend` is closed by `close`; for several tenants of one backend see `of`."""
+        self.backend = backend
+        self.tenant = tenant
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        store: str | Path,
+        engine: EngineConfig | None = None,
+        config: BackendConfig | None = None,
+        tenant: str = "default",
+    ) -> Manager:
+        """Load the model at `model` (a GGUF file, a folder of safetensors, "hf:…") for the conversations in
+        `store` (a folder, "redis://…" or another store's address). Both are made ready here, which may take
+        some time: ModelNotFound, WeightsRefused, ConfigError, StoreUnavailable and others are raised here."""
+        loaded = load_engine(model, engine or EngineConfig(num_seqs=16))
+        address = os.fspath(store)
+        backend = Backend(loaded, lambda name: open_store(address, name), config)
+        manager = cls(backend, tenant)
+        try:
+            backend.manager(tenant)
+        except BaseException:
+            backend.close()
+            raise
+        return manager
+
+    def of(self, tenant: str) -> Manager:
+        """The conversations of another tenant, on the same backend."""
+        return Manager(self.backend, tenant)
+
+    # --- one conversation -----------------------------------------------------------------------
+
+    def session(
+        self,
+        session: str | None = None,
+        system: str | None = None,
+        sampler: SamplerParams | None = None,
+    ) -> Opening:
+        """Open the session of this id or name: `with`, or `async with`. A name that is free, or none, begins
+        a new one, with `system` and `sampler`. Raises SessionNotFound for the id of no session, when it is
+        opened; that it is being written to elsewhere (LeaseHeld) is found out by the first `send`."""
+        return Opening(lambda: Chat(self.backend, self.tenant, self._view(session, system, sampler)), [])
+
+    def _view(self, session: str | None, system: str | None, sampler: SamplerParams | None) -> SessionView:
+        if session is not None:
+            try:
+                return self.backend.get(self.tenant, session)
+            except SessionNotFound:
+                if names.is_session_id(session):
+                    raise
+        try:
+            return self.backend.create(self.tenant, session, system, sampler)
+        except SessionExists:  # another one was faster
+            assert session is not None
+            return self.backend.get(self.tenant, session)
+
+    def complete(
+        self, messages: Sequence[ChatMessage], ask: Ask | None = None, keep: Keep = Keep.PAST
+    ) -> Answer:
+        """Hear the reply to a whole conversation that you keep yourself; of its past, what is known here is
+        not read again."""
+        asked = ask or Ask()
+        return Answer(
+            lambda gone: self.backend.complete(self.tenant, messages, replace(asked, cancel=gone), keep)
+        )
+
+    # --- all of them ----------------------------------------------------------------------------
+
+    def list(self, limit: int = 20, after: str | None = None, containing: str = "") -> Page:
+        """Some sessions, those begun last first; `Page.after` is what to ask for next."""
+        return self.backend.list(self.tenant, limit, after, containing)
+
+    def delete(self, session: str) -> None:
+        """Forget a session; `tenuto gc` takes its bytes."""
+        self.backend.delete(self.tenant, session)
+
+    def close(self) -> None:
+        """Let nobody begin another turn, end those that run, save them, and let the model go. Raises what
+        kept a turn from being saved."""
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
