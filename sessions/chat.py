@@ -52,17 +52,17 @@ class Chat:
     def __init__(self, backend: Backend, tenant: str, view: SessionView) -> None:
         self._backend = backend
         self._tenant = tenant
-        self._view = view
+        self._view: SessionView | None = view
+        self._etag = view.etag
         self._answer: Answer | None = None
-
-    @property
-    def id(self) -> str:
-        return self._view.id
+        self.id = view.id
 
     @property
     def view(self) -> SessionView:
-        """The session as it is stored, after the last turn."""
+        """The session as it is stored. An answer that is not at its end is closed first."""
         self._settle()
+        if self._view is None:
+            self._view = self._backend.get(self._tenant, self.id)
         return self._view
 
     @property
@@ -85,7 +85,8 @@ class Chat:
     def rewind(self, turns: int = 1) -> RestoreResult:
         """Take back the last turns."""
         self._settle()
-        self._view, result = self._backend.rewind(self._tenant, self.id, turns, self._view.etag)
+        view, result = self._backend.rewind(self._tenant, self.id, turns, self._etag)
+        self._view, self._etag = view, view.etag
         return result
 
     def fork(self, name: str | None = None) -> SessionView:
@@ -102,12 +103,14 @@ class Chat:
         """Go on from where the session is by now, whoever brought it there."""
         self._settle()
         self._view = self._backend.get(self._tenant, self.id)
+        self._etag = self._view.etag
         return self._view
 
     def close(self) -> None:
         """End an answer that nobody heard to its end, and save what could not be saved yet, or raise why."""
         self._settle()
-        self._backend.save(self._tenant, self.id)
+        if self._backend.load().unsaved:
+            self._backend.save(self._tenant, self.id)
 
     def _turn(self, ask: Ask | None, begin: Callable[[Ask], Turning]) -> Answer:
         ask = ask or Ask()
@@ -116,7 +119,7 @@ class Chat:
             self._settle()  # in the thread that hears it, since it may have to wait
             self._answer = answer
             cancel = gone if ask.cancel is None else _either(gone, ask.cancel)
-            yield from begin(replace(ask, expected=self._view.etag, cancel=cancel))
+            yield from begin(replace(ask, expected=self._etag, cancel=cancel))
 
         answer = Answer(told)
         return answer
@@ -127,8 +130,13 @@ class Chat:
             return
         answer, self._answer = self._answer, None
         answer.close()
-        if answer.begun is not None:
-            self._view = self._backend.get(self._tenant, self.id)
+        if answer.begun is None:
+            return
+        self._view = None
+        if answer.ended is None:  # it was closed early, and does not say where the session is now
+            self._etag = self.view.etag
+        elif answer.ended.etag is not None:
+            self._etag = answer.ended.etag
 
 
 class AsyncChat:
