@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sessions.keys import ApiKeys
 from sessions.manager import SessionManager
 from sessions.stores.disk import DiskStore
 from tests.sessions.service.serving import events
@@ -199,6 +200,23 @@ def test_two_processes_take_turns_in_one_session(tiny_path: Path, tmp_path: Path
                     assert answer.headers["x-tenuto-recomputed-tokens"] == "0"
         with one.client() as client:
             assert client.get(f"/v1/sessions/{session}").json()["turns"] == 6
+
+
+def test_once_there_is_a_key_every_request_is_asked_for_one(tiny_path: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    _, text = ApiKeys(keys).create("ann")
+    with serving(tiny_path, tmp_path / "store", "--keys", str(keys), "--operator", "ann") as process:
+        with process.client() as client:
+            assert client.get("/v1/sessions").status_code == 401
+            assert client.get("/health").status_code == 200
+            client.headers["authorization"] = f"Bearer {text}"
+            assert client.post("/v1/sessions", json={"name": "mine"}).status_code == 201
+            assert client.get("/metrics").status_code == 200
+        process.terminate()
+        assert process.ended() == 0
+        assert text not in process.log.read_text()
+    with closing(DiskStore(tmp_path / "store", "ann")) as disk:
+        assert [session.name for session in SessionManager(disk).list()] == ["mine"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
