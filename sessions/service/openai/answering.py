@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from engine.errors import SessionNotFound
@@ -99,16 +100,17 @@ class Answering:
         past = self._library.past(self._asked)
         self._prompt = self._library.prompt(self._asked, past)
         begun: Begun | None = None
-        for told in self._said(ask, past):
-            match told:
-                case Begun():
-                    begun = told
-                case Ended():
-                    assert begun is not None, "what ends has begun"
-                    self._end(begun, told)
-            yield told
+        with closing(self._said(ask, past)) as turn:
+            for told in turn:
+                match told:
+                    case Begun():
+                        begun = told
+                    case Ended():
+                        assert begun is not None, "what ends has begun"
+                        self._end(begun, told)
+                yield told
 
-    def _said(self, ask: Ask, past: Past) -> Iterator[Told]:
+    def _said(self, ask: Ask, past: Past) -> Generator[Told, None, None]:
         own = Own(self.response.id, self._note) if self.response.store else None
         keep = Keep.SESSION if own is not None else Keep.NOTHING
         turn = self._backend.complete(self._tenant, self._prompt, ask, keep, past.parent, own)
@@ -122,8 +124,9 @@ class Answering:
             # The response that said the last of it was deleted; the conversation has its text.
             turn = self._backend.complete(self._tenant, self._prompt, ask, keep, None, own)
             first = next(turn)
-        yield first
-        yield from turn
+        with closing(turn):
+            yield first
+            yield from turn
 
     def _note(self, begun: Begun, replies: tuple[Spoken, ...]) -> str:
         self.response = self.response.finished(begun, replies[0], int(time.time()))

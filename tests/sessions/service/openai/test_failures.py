@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import openai
@@ -34,7 +34,7 @@ class Failing(FakeBackend):
         keep: Keep = Keep.PAST,
         parent: str | None = None,
         own: Own | None = None,
-    ) -> Iterator[Told]:
+    ) -> Generator[Told, None, None]:
         if self.before is not None:
             raise self.before
         begun = Begun(None, 7, RestoreResult(Reason.NEW, 0, 7, 0.001))
