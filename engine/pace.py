@@ -23,6 +23,9 @@ class Pace:
         self._alone: dict[int, float] = {}
         self._per_prompt_token: float | None = None
         self._per_reply_token: float | None = None
+        #: batches since the beginning, and the tokens that were in them
+        self.num_batches = 0
+        self.num_tokens = 0
 
     @property
     def prefill_speed(self) -> float | None:
@@ -36,6 +39,8 @@ class Pace:
 
     def add(self, counts: Counts, seconds: float) -> None:
         """A batch of `counts` took `seconds`."""
+        self.num_batches += 1
+        self.num_tokens += counts.prompts + counts.replies
         if counts.replies and not counts.prompts:
             size = counts.replies.bit_length()
             self._alone[size] = _moved(self._alone.get(size), seconds)

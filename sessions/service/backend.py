@@ -124,6 +124,8 @@ class Backend:
             draining=admission.draining,
             prefill_speed=self._driver.pace.prefill_speed,
             decode_speed=self._driver.pace.decode_speed,
+            num_batches=self._driver.pace.num_batches,
+            num_batch_tokens=self._driver.pace.num_tokens,
         )
 
     # --- turns --------------------------------------------------------------------------------

@@ -3,7 +3,11 @@ for themselves."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from sessions.restore import RestoreResult
 from sessions.service.backend import Backend
@@ -16,7 +20,6 @@ class Metrics:
     """Safe from many threads. Labels are of fixed sets: never an id, a name or a path."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
         self._registry = registry = CollectorRegistry()
         self._restores = Counter("tenuto_restores", "Restores, by reason", ["reason"], registry=registry)
         self._restored = Counter("tenuto_restored_tokens", "Tokens not read again", registry=registry)
@@ -39,17 +42,7 @@ class Metrics:
         self._request_seconds = Histogram(
             "tenuto_http_request_seconds", "Until an answer's last byte", ["route"], registry=registry
         )
-        self._gauges = {
-            name: Gauge(f"tenuto_{name}", text, registry=registry)
-            for name, text in (
-                ("turns_running", "Turns that run now"),
-                ("turns_waiting", "Turns that wait to run"),
-                ("sessions_resident", "Sessions in memory that nobody is talking to"),
-                ("turns_unsaved", "Turns in memory that could not be saved yet"),
-                ("prefill_speed", "Tokens read a second, a moving median"),
-                ("decode_speed", "Tokens said a second, a moving median"),
-            )
-        }
+        registry.register(_Now(backend))
 
     def hear(self, told: Told) -> None:
         """What a turn told."""
@@ -77,14 +70,26 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them, in Prometheus's text format."""
-        load = self._backend.load()
-        for name, value in (
-            ("turns_running", load.running),
-            ("turns_waiting", load.waiting),
-            ("sessions_resident", load.resident),
-            ("turns_unsaved", load.unsaved),
-            ("prefill_speed", load.prefill_speed or 0),
-            ("decode_speed", load.decode_speed or 0),
-        ):
-            self._gauges[name].set(value)
         return generate_latest(self._registry)
+
+
+class _Now(Collector):
+    """What the backend is doing, asked for when it is told."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._backend.load()
+        for name, text, value in (
+            ("turns_running", "Turns that run now", load.running),
+            ("turns_waiting", "Turns that wait to run", load.waiting),
+            ("sessions_resident", "Sessions in memory that nobody is talking to", load.resident),
+            ("turns_unsaved", "Turns in memory that could not be saved yet", load.unsaved),
+            ("prefill_speed", "Tokens read a second, a moving mean", load.prefill_speed),
+            ("decode_speed", "Tokens said a second, a moving mean", load.decode_speed),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"tenuto_{name}", text, value)
+        yield CounterMetricFamily("tenuto_batches", "Batches that were computed", load.num_batches)
+        yield CounterMetricFamily("tenuto_batch_tokens", "Tokens in all batches", load.num_batch_tokens)

@@ -115,7 +115,7 @@ class ModelView:
 class Load:
     """What a backend is doing now: turns that run and that wait for their turn to run, sessions in memory
     that nobody is talking to, turns that could not be saved yet; the moving speeds of prefill and decode,
-    tokens/s (None before the first)."""
+    tokens/s (None before the first); and batches since it began, with the tokens in them."""
 
     running: int
     waiting: int
@@ -124,3 +124,5 @@ class Load:
     draining: bool
     prefill_speed: float | None
     decode_speed: float | None
+    num_batches: int = 0
+    num_batch_tokens: int = 0

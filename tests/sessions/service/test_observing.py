@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.sessions.service.conftest import MakeBackend
 from tests.sessions.service.fake import FakeBackend
 from tests.sessions.service.serving import Served, served
 
@@ -75,3 +76,15 @@ def test_health_is_503_once_it_is_being_ended() -> None:
         backend.draining = True
         answer = at.client.get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "draining"})
+
+
+def test_batches_are_counted_with_their_tokens(make_backend: MakeBackend) -> None:
+    with served(make_backend()) as at:
+        session = at.client.post("/v1/sessions").json()["id"]
+        before = counted(at)
+        answer = at.client.post(f"/v1/sessions/{session}/messages", json={**SAID, "max_tokens": 5}).json()
+        after = counted(at)
+        assert before["tenuto_batches_total",] == 0
+        assert after["tenuto_batches_total",] >= answer["reply"]["tokens"]
+        assert after["tenuto_batch_tokens_total",] >= answer["prompt_tokens"]
+        assert after["tenuto_prefill_speed",] > 0
