@@ -192,16 +192,39 @@ class Scheduler:
         replies = sum(map(len, work.values()))
         if replies and most is not None:
             room = min(room, most)
-        for name in names:
-            request = self._requests[name]
-            if request.rest and room:
-                shared = self._engine.share(request.seq, request.rest)
-                request.shared += shared
-                request.rest = request.rest[shared:]
-                work[name] = request.rest[: min(room, self._engine.stride(request.seq))]
-                room -= len(work[name])
+        prompts = [name for name in names if self._requests[name].rest]
+        for name, count in self._allotted(prompts, room).items():
+            work[name] = self._requests[name].rest[:count]
         self.counts = Counts(sum(map(len, work.values())) - replies, replies)
         return work
+
+    def _allotted(self, prompts: Sequence[RequestId], room: int) -> dict[RequestId, int]:
+        """How much of the room each prompt has. Those that end soonest come first, so that a short one does
+        not wait for a long one; but half of it is the oldest's, so that none waits for ever."""
+        if not room or not prompts:
+            return {}
+        oldest, *others = prompts
+        counts = {oldest: self._wanted(oldest, room)}
+        others.sort(key=self._left)
+        shorter = others and self._left(others[0]) < self._left(oldest)
+        left = room - min(counts[oldest], (room + 1) // 2 if shorter else room)
+        for name in others:
+            if left:
+                counts[name] = self._wanted(name, left)
+                left -= counts[name]
+        counts[oldest] = min(counts[oldest], room - sum(counts[name] for name in others if name in counts))
+        return counts
+
+    def _left(self, name: RequestId) -> int:
+        return len(self._requests[name].rest)
+
+    def _wanted(self, name: RequestId, at_most: int) -> int:
+        """How much of its prompt a request can put into a batch, once it shares what is known already."""
+        request = self._requests[name]
+        shared = self._engine.share(request.seq, request.rest)
+        request.shared += shared
+        request.rest = request.rest[shared:]
+        return min(len(request.rest), at_most, self._engine.stride(request.seq))
 
     def _guesses(self, work: dict[RequestId, tuple[int, ...]]) -> dict[SeqId, tuple[int, ...]]:
         """What may follow the tokens of replies, as far as the batch has room for it."""

@@ -14,7 +14,7 @@ from engine.errors import BatchRefused, ContextFull, EngineError, NoSlot
 from engine.passes import Computed, compute
 from engine.reply import Piece
 from engine.runner import Engine
-from engine.scheduler import Event, Failed, Options, RequestId, Said, Scheduler
+from engine.scheduler import Event, Failed, Options, Read, RequestId, Said, Scheduler
 from engine.state import Pending, SamplerParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import begun, picture
@@ -289,3 +289,75 @@ def test_an_error_of_the_machine_leaves_all_requests_as_they_were(
             scheduler.step()
     assert [picture(engine, seq) for seq in seqs] == before
     assert {finish_of(events) for events in run(scheduler).values()} <= {"length", "eos"}
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_to_end(
+    make_engine: MakeEngine, fixed: Callable[[Engine], list[dict[int, int]]]
+) -> None:
+    engine = make_engine(max_ubatch=16)
+    batches, scheduler = fixed(engine), Scheduler(engine)
+    long, short = engine.create(), engine.create()
+    scheduler.submit(long, [1] * 100, Options(max_tokens=1))
+    scheduler.submit(short, [2] * 12, Options(max_tokens=1))
+    run(scheduler)
+    assert batches[:3] == [{long: 8, short: 8}, {long: 12, short: 4}, {long: 16}]
+
+
+def test_a_long_prompt_does_not_wait_for_all_the_short_ones_that_come(
+    make_engine: MakeEngine, fixed: Callable[[Engine], list[dict[int, int]]]
+) -> None:
+    engine = make_engine(max_ubatch=16)
+    batches, scheduler, long = fixed(engine), Scheduler(engine), engine.create()
+    scheduler.submit(long, [1] * 40, Options(max_tokens=1))
+    for number in range(5):
+        short = engine.create()
+        scheduler.submit(short, [number + 2] * 8, Options(max_tokens=0))
+        scheduler.step()
+        engine.close(short)
+    assert [batch[long] for batch in batches] == [8] * 5
+
+
+def test_beside_replies_prompts_have_only_so_much_room(
+    make_engine: MakeEngine, fixed: Callable[[Engine], list[dict[int, int]]]
+) -> None:
+    engine = make_engine(max_ubatch=64)
+    scheduler, talking, reading = Scheduler(engine), engine.create(), engine.create()
+    scheduler.submit(talking, [5, 6, 7], Options(max_tokens=30))
+    scheduler.step()
+    batches = fixed(engine)
+    scheduler.submit(reading, [1] * 50, Options(max_tokens=1))
+    scheduler.step(most=10)
+    scheduler.step()
+    assert batches == [{talking: 1, reading: 10}, {talking: 1, reading: 40}]
+    assert scheduler.counts.replies == 1
+
+
+def test_a_prompt_is_read_without_a_reply(engine: Engine) -> None:
+    first, seq = begun(engine, list(range(60))), engine.create()
+    scheduler = Scheduler(engine)
+    name = scheduler.feed(seq, [*range(60), 9, 9])
+    assert run(scheduler)[name] == [Read(name, 60, 2, 0)]
+    name = scheduler.feed(seq, [1] * 9)
+    assert scheduler.stop(name) == Read(name, 0, 0, 0)
+    assert engine.tokens(seq) == (*engine.tokens(first), 9, 9)
+
+
+def test_nothing_is_shared_where_nothing_was_read(engine: Engine) -> None:
+    begun(engine, list(range(60)))
+    scheduler, seq = Scheduler(engine), engine.create()
+    name = scheduler.feed(seq, [*range(60), 9])
+    request = scheduler._requests[name]
+    scheduler._wanted(name, 5)  # as far as a batch that then finds no room
+    assert (request.shared, engine.length(seq)) == (60, 60)
+    scheduler.stop(name)
+    assert (engine.length(seq), engine.edge(seq)) == (0, None)
+
+
+def test_who_is_held_takes_part_in_no_batch(engine: Engine) -> None:
+    scheduler = Scheduler(engine)
+    names = [scheduler.submit(engine.create(), [1, 2, seq], Options(max_tokens=4)) for seq in range(2)]
+    scheduler.hold(names[0])
+    told = {event.request for _ in range(4) for event in scheduler.step()}
+    assert told == {names[1]}
+    scheduler.go_on(names[0])
+    assert names[0] in run(scheduler)
