@@ -22,7 +22,6 @@ router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"])
 Ref = Annotated[str, Path(max_length=128, description="a conversation's id")]
 ItemRef = Annotated[str, Path(max_length=128, description="an item's id")]
 Items = Annotated[list[dict[str, Any]], Field(max_length=20)]
-Include = Annotated[list[str] | None, Query(max_length=16)]
 Order = Literal["asc", "desc"]
 _CHANGES = answers(404, 409, 412, 423, 507)
 
@@ -87,7 +86,6 @@ async def list_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "desc",
     after: Annotated[str | None, Query(max_length=128)] = None,
-    include: Include = None,
 ) -> Response:
     """A page of its items, the last first."""
     found = await call.run(_log(call).get, _session(conversation))
@@ -95,7 +93,7 @@ async def list_items(
 
 
 @router.post("/{conversation}/items", response_model=items.ItemList, responses=_CHANGES)
-async def add_items(call: TheCall, conversation: Ref, body: Add, include: Include = None) -> Response:
+async def add_items(call: TheCall, conversation: Ref, body: Add) -> Response:
     """Put items at its end, without a reply to them."""
     messages = items.read_items(body.items, "items")
     base = new_session()
@@ -104,7 +102,7 @@ async def add_items(call: TheCall, conversation: Ref, body: Add, include: Includ
 
 
 @router.get("/{conversation}/items/{item}", response_model=items.ItemOut, responses=answers(404))
-async def get_item(call: TheCall, conversation: Ref, item: ItemRef, include: Include = None) -> Response:
+async def get_item(call: TheCall, conversation: Ref, item: ItemRef) -> Response:
     found = await call.run(_log(call).get, _session(conversation))
     return JSONResponse(found.item(item).shown())
 

@@ -65,7 +65,6 @@ async def input_tokens(call: TheCall, body: InputRequest) -> Response:
 async def get(
     call: TheCall,
     response: Ref,
-    include: Annotated[list[str] | None, Query(max_length=16)] = None,
     stream: Annotated[
         Literal["false"] | None, Query(description="streams are of new responses alone")
     ] = None,
@@ -83,7 +82,6 @@ async def input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "desc",
     after: Annotated[str | None, Query(max_length=128)] = None,
-    include: Annotated[list[str] | None, Query(max_length=16)] = None,
 ) -> Response:
     """What was given to it: not what came before."""
     found, messages = await call.run(_library(call).get, session_of("resp", response))

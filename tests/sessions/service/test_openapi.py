@@ -69,9 +69,20 @@ def small(make_backend: MakeBackend) -> Iterator[Served]:
         yield running
 
 
+def make_known(at: Served) -> dict[str, str]:
+    """What the paths of OpenAI's routes may name."""
+    items = [{"role": "user", "content": "a"}]
+    response = at.client.post("/v1/responses", json={"input": items, "max_output_tokens": 1}).json()["id"]
+    conversation = at.client.post("/v1/conversations", json={"items": items}).json()["id"]
+    item = at.client.get(f"/v1/conversations/{conversation}/items").json()["first_id"]
+    model = at.client.get("/v1/models").json()["data"][0]["id"]
+    return {"response": response, "conversation": conversation, "item": item, "model": model}
+
+
 def explore(at: Served, examples: int, part: slice = slice(None)) -> int:
     """Try each operation of a part of them with so many examples. Returns how many requests were made."""
     schema = schemathesis.openapi.from_url(f"{at.url}/openapi.json")
+    known = make_known(at)
     made = 0
     for found in list(schema.get_all_operations())[part]:
         operation = found.ok()
@@ -82,6 +93,9 @@ def explore(at: Served, examples: int, part: slice = slice(None)) -> int:
             if "session" in case.path_parameters and random.Random(made).random() < 0.7:
                 at.client.post("/v1/sessions", json={"name": KNOWN})
                 case.path_parameters["session"] = KNOWN
+            for name, there in known.items():
+                if name in case.path_parameters and random.Random(made).random() < 0.7:
+                    case.path_parameters[name] = there
             case.call_and_validate(checks=CHECKS, timeout=60)
 
         can_be_wrong = any(True for _ in operation.iter_parameters()) or len(operation.body) > 0

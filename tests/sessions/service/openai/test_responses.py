@@ -51,6 +51,11 @@ def test_what_was_kept_is_what_was_said(house: House) -> None:
     for more in ({}, {"instructions": "Be brief.", "metadata": {"k": "v" * 512}}, {"max_output_tokens": 3}):
         reply = house.respond("Good morning.", **more)
         assert house.api.responses.retrieve(reply.id) == reply
+        included = house.api.responses.retrieve(reply.id, include=["message.output_text.logprobs"])
+        assert included == reply
+    with pytest.raises(openai.BadRequestError) as caught:
+        house.api.responses.retrieve(reply.id, stream=True)
+    assert caught.value.param == "stream"
 
 
 def test_a_reply_that_the_model_ends_is_complete(house: House) -> None:
