@@ -9,16 +9,10 @@ import click
 
 from cli.app import App
 from cli.options import keys_options, with_app, with_output
+from cli.ordered import Ordered
 from cli.output import Output, counted, moment
 from cli.unlocking import Unlocking
 from engine.errors import ProblemsFound, UsageError
-
-
-class Ordered(click.Group):
-    """Lists its commands in the order that they are met in."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=Ordered)
@@ -69,8 +63,12 @@ def _create_api_key(out: Output, unlocking: Unlocking, tenant: str, per_session:
     ring = unlocking.keyring()
     if per_session and ring is None:
         raise UsageError("--per-session is about keys to seal with, and no master key was given")
-    if ring is not None and ring.tenant(tenant).renew(Scope.SESSION if per_session else Scope.TENANT):
-        out.note(f"made keys to seal what {tenant} stores")
+    if ring is not None:
+        sealing = ring.tenant(tenant)
+        if sealing.renew(Scope.SESSION if per_session else Scope.TENANT):
+            out.note(f"made keys to seal what {tenant} stores")
+        elif per_session and sealing.scope is not Scope.SESSION:
+            raise UsageError(f"{tenant} has keys already, and all its sessions share them")
     key, text = ApiKeys(unlocking.folder).create(tenant)
     if out.as_json:
         out.data({"id": key.id, "tenant": key.tenant, "created": key.created, "key": text})

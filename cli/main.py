@@ -27,6 +27,7 @@ from cli.load import load
 from cli.ls import ls
 from cli.models import models
 from cli.options import debug_option, quiet_option
+from cli.ordered import Ordered
 from cli.output import one_line
 from cli.pull import pull
 from cli.rename import rename
@@ -67,13 +68,6 @@ COMMANDS = (
     serve,
     completion,
 )
-
-
-class Ordered(click.Group):
-    """Lists its commands in the order that they are met in, not by the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=Ordered, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

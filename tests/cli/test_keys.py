@@ -211,7 +211,11 @@ def test_erasing_what_is_in_the_clear_says_that_backups_are_not_covered(
 
 
 def test_one_session_is_erased_where_each_has_its_key(tenuto: Tenuto, master: Path, tmp_path: Path) -> None:
-    assert tenuto("keys", "create", "--tenant", "default", "--per-session").code == 0
+    for _ in range(2):
+        assert tenuto("keys", "create", "--tenant", "default", "--per-session").code == 0
+    assert tenuto("keys", "create", "--tenant", "other").code == 0
+    late = tenuto("keys", "create", "--tenant", "other", "--per-session")
+    assert (late.code, len(tenuto("keys", "list", "--json").json["api_keys"])) == (UsageError.exit_code, 3)
     assert "session" in tenuto("keys", "list").out
     said(tenuto)
     tenuto("fork", "first", "second")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,19 @@ from engine.errors import (
     IndexDamaged,
     LimitExceeded,
     SealRefused,
+    StoreUnavailable,
     UnknownVersion,
 )
 from serialization.blobs import CHECKSUM_NBYTES, BlobClass, BlobId, Store, blob_id, checksum
 from serialization.sealed import BLOB_ROOM
 from sessions.keyring.keyset import Scope
-from sessions.stores.base import SEAL_NBYTES, seal, tenant_key
-from sessions.stores.sealed import MARKER
+from sessions.keyring.master import MasterKeys
+from sessions.keyring.ring import Keyring
+from sessions.stores.base import SEAL_NBYTES, StoreConfig, seal, tenant_key
+from sessions.stores.memory import MemoryStore
+from sessions.stores.sealed import MARKER, roomier
 from sessions.stores.sealing import sealed_store
-from tests.faults import flip
+from tests.faults import FaultyStore, flip
 from tests.redis_server import RedisServer
 from tests.sessions.stores.benches import SMALL, Bench, DiskBench, MemoryBench, RedisBench, SealedBench
 from tests.sessions.stores.contract import StoreContract
@@ -280,6 +285,30 @@ def test_where_sessions_have_keys_nothing_is_put_without_one(beneath: MemoryBenc
     inner = beneath.make("default", SMALL)
     with pytest.raises(SealRefused, match="for one"):
         sealed_store(inner, bench.keyring, "default", SMALL).put(ROWS, b"whose?")
+
+
+@pytest.mark.parametrize("nth", range(8))
+@pytest.mark.parametrize("fault", ["r", "R"])
+def test_after_any_fault_beneath_a_ref_is_the_old_one_or_the_new(
+    tmp_path: Path, nth: int, fault: str
+) -> None:
+    """And what was acknowledged stays."""
+    config = StoreConfig()
+    keyring = Keyring(tmp_path / "keys", MasterKeys([b"m" * 32]))
+    inner = FaultyStore(MemoryStore(config=roomier(config)))
+    store = sealed_store(inner, keyring, "default", config)
+    old = store.put(ROWS, b"old")
+    store.swap("session/a", None, old.encode())
+    inner.num_calls, inner.plan = 0, "." * nth + fault
+    with contextlib.suppress(StoreUnavailable):
+        new = store.put(ROWS, b"new")
+        store.swap("session/a", old.encode(), new.encode(), guard=("session/a", old.encode()))
+    inner.plan = ""
+    value = store.read("session/a")
+    assert value is not None
+    assert store.get(BlobId(value.decode())) in (b"old", b"new")
+    assert store.get(old) == b"old"
+    assert store.check_index() == ()
 
 
 def test_an_erased_tenant_can_do_nothing(bench: SealedBench) -> None:
