@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from engine.errors import (
     UnknownVersion,
 )
 from serialization.blobs import CHECKSUM_NBYTES, BlobClass, BlobId, Store, blob_id, checksum
-from serialization.sealed import BLOB_ROOM
-from sessions.keyring.keyset import Scope
+from serialization.sealed import BLOB_ROOM, read_blob
+from sessions.keyring.ciphers import Ciphers
+from sessions.keyring.keyset import DataKey, KeySet, Scope
 from sessions.keyring.master import MasterKeys
 from sessions.keyring.ring import Keyring
 from sessions.stores.base import SEAL_NBYTES, StoreConfig, seal, tenant_key
@@ -162,6 +164,21 @@ def test_a_blob_of_another_tenant_is_refused(bench: SealedBench, beneath: Memory
     beneath.write_blob(blob, stored)
     with pytest.raises(Corrupt, match="keys that are not here"):
         ours.get(blob)
+
+
+def test_another_key_under_the_same_name_and_number_opens_nothing() -> None:
+    keys = KeySet.new(Scope.TENANT, 1.0)
+    other = replace(keys, data=(DataKey(1, 1.0, b"another" + bytes(25)),))
+    right, wrong = Ciphers(keys, "default"), Ciphers(other, "default")
+    blob = right.blob_id(ROWS, b"content")
+    found = read_blob(blob, right.seal_blob(blob, b"content"))
+    with pytest.raises(Corrupt):
+        wrong.open_blob(blob, found)
+    with pytest.raises(IndexDamaged):
+        wrong.open_ref(right.ref_name("session/a"), right.seal_ref("session/a", b"1"))
+    theirs = Ciphers(keys, "other")  # the right key, for another tenant
+    with pytest.raises(Corrupt):
+        theirs.open_blob(blob, found)
 
 
 def test_put_heals_what_was_forged(bench: SealedBench) -> None:
