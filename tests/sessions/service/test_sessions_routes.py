@@ -275,7 +275,8 @@ def test_a_turn_that_finds_no_place_is_429_and_told_when_to_come_again(make_back
         session, other = begin(at), begin(at)
         path = f"/v1/sessions/{session}/messages"
         with at.client.stream("POST", path, json=ask(stream=True, max_tokens=1500)) as answer:
-            next(events(answer.iter_lines()))
+            told = events(answer.iter_lines())  # which closes the answer when it is forgotten
+            next(told)
             refused = httpx.post(f"{at.url}/v1/sessions/{other}/messages", json=ask(), timeout=60)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
             assert int(refused.headers["retry-after"]) >= 1
