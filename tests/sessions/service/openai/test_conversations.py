@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from sessions.service.ask import ChatMessage
+from tests.sessions.service.openai.chatting import END
 from tests.sessions.service.openai.conftest import LETTERS, House, Up, assistant, cached, user
 
 MISSING = "conv_01ARZ3NDEKTSV4RRFFQ69G5FAV"
-END = 259
 
 
 def texts(house: House, conversation: str) -> list[str]:

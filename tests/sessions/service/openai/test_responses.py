@@ -10,21 +10,15 @@ from typing import Any
 import openai
 import pytest
 
+from tests.sessions.service.openai.chatting import END
 from tests.sessions.service.openai.conftest import LETTERS, House, Up, assistant, cached, user
 
-END = 259
 MISSING = "resp_01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 def not_found(house: House, **more: Any) -> openai.NotFoundError:
     with pytest.raises(openai.NotFoundError) as caught:
         house.respond("Hello.", **more)
-    return caught.value
-
-
-def refused(house: House, **more: Any) -> openai.BadRequestError:
-    with pytest.raises(openai.BadRequestError) as caught:
-        house.respond(more.pop("given", "Hello."), **more)
     return caught.value
 
 
@@ -280,69 +274,6 @@ def test_any_worker_can_take_any_response(up: Up) -> None:
         assert one.api.responses.retrieve(last.id) == two.api.responses.retrieve(last.id) == last
 
 
-# --- streams --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("more", [{}, {"top_logprobs": 1, "include": ["message.output_text.logprobs"]}])
-def test_a_stream_tells_of_a_response_in_the_order_that_clients_expect(
-    house: House, more: dict[str, Any]
-) -> None:
-    whole = house.respond("Good morning.", instructions="Be brief.", **more)
-    events = list(house.respond("Good morning.", instructions="Be brief.", stream=True, **more))
-    names = [event.type for event in events]
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert names == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        *["response.output_text.delta"] * len(deltas),
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    response = events[-1].response
-    text = "".join(event.delta for event in deltas)
-    assert text == response.output_text == whole.output_text == events[-4].text
-    assert {event.item_id for event in deltas} == {response.output[0].id}
-    assert events[-2].item == response.output[0]
-    assert [response.output[0].content[0].logprobs] == [whole.output[0].content[0].logprobs]
-    assert events[0].response.id == response.id
-    assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
-    kept = house.api.responses.retrieve(response.id)
-    assert kept.output_text == response.output_text
-    assert kept.usage == response.usage
-
-
-def test_a_stream_that_the_model_ends_is_completed(house: House) -> None:
-    events = list(house.respond("Hello.", stream=True, extra_body={"logit_bias": {str(END): 100}}))
-    assert events[-1].type == "response.completed"
-    assert events[-1].response.status == "completed"
-
-
-def test_the_stream_helper_of_the_client_understands_it(house: House) -> None:
-    with house.api.responses.stream(model="tiny llama", input="Hello.", max_output_tokens=5) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-    assert house.ask("GET", "/v1/models").status_code == 200
-    assert len(text) > 0
-
-
-def test_who_goes_away_ends_the_reply(house: House) -> None:
-    stream = house.respond(
-        "Good morning.", max_output_tokens=900, stream=True, extra_body={"logit_bias": {str(END): -100}}
-    )
-    created = next(iter(stream))
-    stream.close()
-    until = time.monotonic() + 20
-    while house.backend.load().running and time.monotonic() < until:
-        time.sleep(0.01)
-    kept = house.api.responses.retrieve(created.response.id)
-    assert kept.status == "cancelled"
-    assert kept.usage.output_tokens < 900
-
-
 # --- what was given -------------------------------------------------------------------------------------
 
 
@@ -367,80 +298,3 @@ def test_lists_are_told_page_by_page_in_both_orders(house: House) -> None:
     assert page.has_more
     answer = house.ask("GET", f"/v1/responses/{reply.id}/input_items?after=msg_nobody")
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
-
-
-# --- refusals -------------------------------------------------------------------------------------------
-
-_TOOL = {"type": "function", "name": "f", "parameters": {}, "strict": True}
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"tools": [_TOOL]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"prompt": {"id": "x"}}, "prompt"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format.type"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"given": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].type"),
-        ({"given": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].type"),
-        (
-            {"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-        ),
-    ],
-)
-def test_what_is_not_offered_is_refused_by_its_name(house: House, more: dict[str, Any], param: str) -> None:
-    error = refused(house, **more)
-    assert (error.code, error.param) == ("unsupported", param)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 3}, "input"),
-        ({"input": [3]}, "input"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "a", "temperature": "hot"}, "temperature"),
-        ({"input": "a", "include": ["everything"]}, "include[0]"),
-        ({"input": "a", "metadata": {"k" * 65: "v"}}, "metadata"),
-        ({"input": "a", "metadata": {"k": "v" * 513}}, "metadata.k"),
-        ({"input": "a", "metadata": {str(at): "" for at in range(17)}}, "metadata"),
-        ({"input": "a", "conversation": 3}, "conversation"),
-        ({"input": "a", "previous_response_id": 3}, "previous_response_id"),
-        ({"input": "a", "previous_response_id": MISSING, "conversation": "conv_x"}, "previous_response_id"),
-        ({"input": "a", "unheard_of": 1}, "unheard_of"),
-        ({"input": "a", "user": "x" * 257}, "user"),
-    ],
-)
-def test_bodies_of_a_wrong_shape_are_told_what_is_wrong(house: House, body: Any, param: str) -> None:
-    answer = house.post("/v1/responses", body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"].startswith(param)
-
-
-def test_fields_that_change_nothing_are_taken(house: House) -> None:
-    more: dict[str, Any] = {
-        "user": "someone",
-        "prompt_cache_key": "key",
-        "safety_identifier": "x",
-        "service_tier": "flex",
-        "parallel_tool_calls": False,
-        "max_tool_calls": 3,
-        "tools": [],
-        "tool_choice": "auto",
-        "truncation": "disabled",
-        "background": False,
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {},
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
-    }
-    reply = house.respond("Good morning.", **more)
-    assert reply.output_text == house.respond("Good morning.").output_text
-    assert (reply.user, reply.prompt_cache_key, reply.safety_identifier) == ("someone", "key", "x")
