@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sessions.service.ask import ChatMessage
-from tests.sessions.service.openai.chatting import B, END, TALK, choices, joined, said, salted, streamed, talk
+from tests.sessions.service.openai.chatting import END, TALK, B, choices, joined, said, salted, streamed, talk
 from tests.sessions.service.openai.conftest import LETTERS, MODEL, House, Up, assistant, cached, user
 
 # --- what is told ---------------------------------------------------------------------------------------
