@@ -154,6 +154,10 @@ class Store(Protocol):
         """(name, value) of every ref whose name starts with `prefix`, sorted by name."""
         ...
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        """Of those at most `most`, from the last one on, back; with `before` of those that sort before it."""
+        ...
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

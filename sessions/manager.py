@@ -294,6 +294,10 @@ class SessionManager:
         return export_turn(out, self.engine, session, seq, messages, self.policy, self.tenant)
 
     def import_(self, source: BinaryIO, name: str | None = None) -> SessionInfo:
+        """A new session from an archive: see `take_in`."""
+        return self.info(self.take_in(source, name).manifest.session)
+
+    def take_in(self, source: BinaryIO, name: str | None = None) -> Entry:
         """A new session from an archive; it appears only after the whole archive was verified.
 
         Its rows are this session's alone: who computed them is not known, so no other may share them.
@@ -304,8 +308,7 @@ class SessionManager:
         manifest = read_archive(source, self.store.scoped(session))
         if time.monotonic() - started >= self.policy.grace / 2:
             verify_kept(self.store, manifest)  # gc might have met the first of them
-        self.commits.begin(imported(manifest), name, None, session)
-        return self.info(session)
+        return self.commits.begin(imported(manifest), name, None, session)
 
     def check(self) -> CheckReport:
         """Read everything and tell what is wrong; changes nothing."""

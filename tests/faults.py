@@ -147,6 +147,9 @@ class FaultyStore:
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         return self._call(self.store.list_refs, prefix)
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        return self._call(self.store.last_refs, prefix, before, most)
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

@@ -189,7 +189,7 @@ class Backend:
 
     def list(self, tenant: str, limit: int = 20, after: str | None = None, containing: str = "") -> Page:
         """At most `limit` sessions (1 to 100), those begun last first; with `containing` those whose name or
-        title has that text."""
+        title has that text. So many are looked at, and no more: a page may have few, and others after it."""
         return self._stored(tenant).list(limit, after, containing)
 
     def fork(self, tenant: str, session: str, name: str | None = None, turns_back: int = 0) -> SessionView:
@@ -256,7 +256,7 @@ class Backend:
     def import_(self, tenant: str, source: BinaryIO, name: str | None = None) -> SessionView:
         """A new session from an archive."""
         stored = self._stored(tenant)
-        return stored.view(stored.entry(self.manager(tenant).import_(source, name).id))
+        return stored.view(self.manager(tenant).take_in(source, name))
 
     def pin(self, tenant: str, session: str, name: str) -> Pin:
         """Keep the session's newest turn under `name`."""

@@ -21,6 +21,8 @@ from sessions.session import Session
 from sessions.turns import first_of
 
 MOST_LISTED = 100
+#: Sessions that one call looks at, for those that contain a text.
+LOOKED_AT = 1000
 
 
 class Stored:
@@ -67,21 +69,23 @@ class Stored:
             raise UsageError(f"1 to {MOST_LISTED} sessions can be listed at once", param="limit")
         if after is not None and not names.is_session_id(after):
             raise UsageError("'after' is no session id", param="after")
-        refs = [(ref, value) for ref, value in self._store.list_refs(names.SESSIONS)]
         last = None if after is None else names.session_ref(after.upper())
         found: list[SessionView] = []
-        for ref, value in reversed(refs):
-            if last is not None and ref >= last:
-                continue
-            try:
-                view = self.view(self._catalog.read_entry(ref, value))
-            except StateError:
-                continue  # or it was moved on or deleted since
-            if containing.lower() in f"{view.name or ''}\n{view.title}".lower():
-                if len(found) == limit:
-                    return Page(tuple(found), found[-1].id)
-                found.append(view)
-        return Page(tuple(found), None)
+        for _ in range(LOOKED_AT // (limit + 1)):
+            refs = self._store.last_refs(names.SESSIONS, last, limit + 1)
+            for ref, value in refs:
+                try:
+                    view = self.view(self._catalog.read_entry(ref, value))
+                except StateError:
+                    continue  # or it was moved on or deleted since
+                if containing.lower() in f"{view.name or ''}\n{view.title}".lower():
+                    if len(found) == limit:
+                        return Page(tuple(found), found[-1].id)
+                    found.append(view)
+            if len(refs) <= limit:
+                return Page(tuple(found), None)
+            last = refs[-1][0]
+        return Page(tuple(found), last.removeprefix(names.SESSIONS) if last else None)
 
     def create(
         self,

@@ -90,8 +90,8 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some sessions, the newest first; `after` is what to ask for to get those that follow, None at the
-    end."""
+    """Some sessions, the newest first; `after` is what to ask for to get those that follow, None where there
+    are none."""
 
     sessions: tuple[SessionView, ...]
     after: str | None

@@ -125,6 +125,10 @@ class DiskStore:
         check_prefix(prefix)
         return iter(self._index.list_refs(prefix))
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        check_prefix(prefix)
+        return self._index.last_refs(prefix, before, most)
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

@@ -79,6 +79,15 @@ class RefIndex:
             ).fetchall()
         return [unseal_row(name, sealed) for name, sealed in rows]
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        end = prefix + "\x7f" if before is None else min(before, prefix + "\x7f")
+        with self._using() as connection:
+            rows = connection.execute(
+                "SELECT name, sealed FROM refs WHERE name >= ? AND name < ? ORDER BY name DESC LIMIT ?",
+                (prefix, end, most),
+            ).fetchall()
+        return tuple(unseal_row(name, sealed) for name, sealed in rows)
+
     def swap(self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None) -> bool:
         with self._using() as connection, _transaction(connection):
             if _read(connection, name) != old or (

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from engine.errors import BlobMissing, IndexDamaged
 from serialization.blobs import (
@@ -129,6 +130,14 @@ class MemoryStore:
             names = sorted(name for name in self._held.refs if name.startswith(prefix))
             found = [(name, unseal(name, self._held.refs[name])) for name in names]
         return iter(found)
+
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        check_prefix(prefix)
+        with self._held.lock:
+            names = [name for name in self._held.refs if name.startswith(prefix)]
+            if before is not None:
+                names = [name for name in names if name < before]
+            return tuple((name, unseal(name, self._held.refs[name])) for name in nlargest(most, names))
 
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None

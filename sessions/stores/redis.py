@@ -17,6 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 from redis.cluster import RedisCluster
@@ -42,6 +43,7 @@ from sessions.stores.base import (
     check_ref_name,
     check_refs,
     check_swap,
+    printable,
     seal,
     tenant_key,
     unseal,
@@ -177,6 +179,13 @@ class RedisStore:
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         check_prefix(prefix)
         return iter(sorted(unseal_row(name, sealed) for name, sealed in self._all_refs(prefix).items()))
+
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        """All of them are gone through: a server's hash has no order."""
+        check_prefix(prefix)
+        refs = {printable(name): (name, sealed) for name, sealed in self._all_refs(prefix).items()}
+        names = nlargest(most, [name for name in refs if before is None or name < before])
+        return tuple(unseal_row(*refs[name]) for name in names)
 
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None

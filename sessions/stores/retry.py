@@ -73,6 +73,9 @@ class RetryingStore:
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         return iter(self._try(lambda: list(self._store.list_refs(prefix))))
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        return self._try(lambda: self._store.last_refs(prefix, before, most))
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

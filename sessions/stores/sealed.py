@@ -148,6 +148,11 @@ class SealedStore:
         start = self._keys.current().ref_start(word) if slash else ""
         return iter(sorted(ref for ref in self._opened_refs(start) if ref[0].startswith(prefix)))
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        """All of them are opened: how sealed names sort says nothing."""
+        refs = [ref for ref in self.list_refs(prefix) if before is None or ref[0] < before]
+        return tuple(reversed(refs[-most:])) if most else ()
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

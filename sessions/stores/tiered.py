@@ -175,6 +175,9 @@ class TieredStore:
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         return self._last.list_refs(prefix)
 
+    def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
+        return self._last.last_refs(prefix, before, most)
+
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
     ) -> bool:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from engine.streams import RUN_AHEAD
 from engine.verbs import Verbs
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import picture
+from tests.exact.members import open_member
 
 PROMPT = list(range(60))
 
@@ -188,15 +190,26 @@ def test_a_broken_progress_or_cancel_ends_its_own_call(make_engine: MakeEngine, 
     assert say(shared, [1, 2], 3)
 
 
-def test_what_was_not_read_of_a_reply_was_not_said(make_engine: MakeEngine, share: Share) -> None:
-    single, engine = make_engine(), make_engine()
+@pytest.mark.parametrize("kind", ["whole", "windowed", "recurrent"])
+def test_what_was_not_read_of_a_reply_was_not_said(
+    kind: str,
+    make_engine: MakeEngine,
+    windowed_path: Path,
+    share: Share,
+) -> None:
+    def make() -> Engine:
+        if kind == "recurrent":
+            return open_member("mamba2", "f32", n_ctx=512, num_cells=2048, deterministic=True)
+        return make_engine(windowed_path, deterministic=True) if kind == "windowed" else make_engine()
+
+    single, engine = make(), make()
     shared = share(engine)
     expected = [piece.token for piece in say(single, PROMPT, 40)]
     seq = shared.create()
     shared.feed(seq, PROMPT)
     reply = shared.generate(seq, 40)
     heard = [next(reply).token for _ in range(3)]
-    time.sleep(0.1)  # the engine runs ahead meanwhile
+    time.sleep(0.2)  # the engine runs ahead meanwhile
     reply.close()  # type: ignore[attr-defined]
     assert heard == expected[:3]
     assert shared.tokens(seq) == (*PROMPT, *heard[:2])

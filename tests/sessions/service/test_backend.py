@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -22,9 +23,11 @@ from sessions.lease import acquire
 from sessions.manager import SessionManager
 from sessions.restore import Reason
 from sessions.service.ask import Ask, ChatMessage, Format
+from sessions.service.backend import Backend
 from sessions.service.told import Ended, Said
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
+from tests.exact.members import open_member
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.conftest import MakeBackend
 from tests.sessions.service.hearing import SAMPLED, SHORT, T, heard, user
@@ -74,6 +77,36 @@ def test_a_session_that_gave_way_says_the_same(make_backend: MakeBackend) -> Non
                 assert begun.restored.restored >= view.length - 1
     assert said[0] == said[1]
     assert gives_way.load().resident <= 2
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "gemma3"])
+def test_models_that_cannot_be_cut_anywhere_stay_in_memory_too(family: str, tmp_path: Path) -> None:
+    """Turns that end in the middle, edits and rewinds, with the sequence in memory and without."""
+    said: list[list[str]] = []
+    for number, num_seqs in enumerate((8, 1)):
+        engine = open_member(family, "f32", n_ctx=1024, num_cells=4096, num_seqs=num_seqs, deterministic=True)
+        backend = Backend(engine, lambda tenant, at=number: DiskStore(tmp_path / f"{at}", tenant))
+        sessions = [backend.create(T, sampler=SAMPLED).id for _ in range(3)]
+        told: list[str] = []
+        for turn in range(2):
+            for session in sessions:
+                pieces = backend.turn(T, session, user(f"turn {turn}"), Ask(max_tokens=200))
+                for _ in itertools.islice(pieces, 6):
+                    pass
+                pieces.close()
+                told.append(backend.get(T, session).messages[-1].text)
+        for session in sessions:
+            told.append(heard(backend.regenerate(T, session, SHORT))[1])
+            told.append(heard(backend.edit(T, session, "otherwise", SHORT))[1])
+        for session in sessions:
+            backend.rewind(T, session)
+            told.append(heard(backend.turn(T, session, user("turn 1"), SHORT))[1])
+        said.append(told)
+        assert backend.manager(T).check().clean
+        backend.close()
+    assert said[0] == said[1]
+    for turn in (0, 3):  # all three of them were asked the same
+        assert len(set(said[0][turn : turn + 3])) == 1
 
 
 def test_another_process_goes_on_where_this_one_stopped(make_backend: MakeBackend) -> None:

@@ -258,6 +258,22 @@ class StoreContract:
             with pytest.raises(NameRefused):
                 list(store.list_refs(prefix))
 
+    def test_the_last_are_listed_back_to_the_first(self, store: Store) -> None:
+        names = ["s/b", "s/a", "s/d", "s/c", "r/x", "t"]
+        for name in names:
+            store.swap(name, None, name.encode())
+        for before in (None, "s/d", "s/c5", "s/a", "zz", "a"):
+            for most in (0, 1, 3, 9):
+                expected = [
+                    (name, name.encode())
+                    for name in sorted(names, reverse=True)
+                    if name.startswith("s/") and (before is None or name < before)
+                ][:most]
+                assert list(store.last_refs("s/", before, most)) == expected
+        assert [name for name, _ in store.last_refs("", None, 2)] == ["t", "s/d"]
+        with pytest.raises(NameRefused):
+            store.last_refs("*", None, 1)
+
     def test_many_are_read_in_the_order_asked(self, store: Store) -> None:
         store.swap("a", None, b"1")
         store.swap("b", None, b"2")
