@@ -19,10 +19,8 @@ from sessions.prefix import Hit
 from sessions.restore import Fallback, Reason, RestoreResult, readable
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import align, align_tail, whole_characters
-from sessions.turns import first_of
-
-#: A session is titled by so many characters of what was said first.
-_TITLE_LENGTH = 60
+from sessions.turn_start import TurnStart
+from sessions.turns import clipped, first_of, moved, title_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,7 @@ class Conversation:
         self._messages: list[Message] = list(session.manifest.messages) if session.manifest else []
         #: ids at hand, by our own count: a context shift makes the engine's count smaller
         self._told = len(self.ids)
+        self._start = TurnStart(self._engine)
         self.restored: RestoreResult | None = None
         self.reused: RestoreResult | None = None
         self.saved: SaveResult | None = None
@@ -116,6 +115,7 @@ class Conversation:
         self.reused = None
         before = len(self._messages)
         self._messages.append(Message("user", text, self._told, self._told))
+        self._start.keep(self._seq)
         try:
             complete = self._read_prompt(ask)
         except BaseException:
@@ -123,8 +123,7 @@ class Conversation:
             self._told = len(self.ids)
             raise
         start = self._told
-        if not self._session.title:
-            self._session.title = " ".join(text.split())[:_TITLE_LENGTH]
+        self._session.title = self._session.title or title_of(text)
         self._messages[-1] = replace(self._messages[-1], stop=start)
         said: list[str] = []
         try:
@@ -229,10 +228,7 @@ class Conversation:
         """Move the messages' spans by what a context shift dropped during the turn."""
         dropped = self._told - len(self.ids)
         if dropped:
-            self._messages = [
-                replace(message, start=max(0, message.start - dropped), stop=max(0, message.stop - dropped))
-                for message in self._messages
-            ]
+            self._messages = moved(self._messages, dropped)
             self._told -= dropped
 
     def _read_prompt(self, ask: Reply) -> bool:
@@ -294,7 +290,7 @@ class Conversation:
 
     def _cut_back(self, kept: int, diverged: int | None) -> None:
         started = time.perf_counter()
-        recomputed = self._go_to(kept)
+        recomputed, _ = self._go_to(kept)
         self._clip()
         if diverged is not None:
             self.reused = RestoreResult(
@@ -311,35 +307,43 @@ class Conversation:
         if self._shifted:
             raise EditRefused("a context shift dropped earlier turns, so none can be taken back exactly")
         length = self._messages[index].start
-        recomputed = self._go_to(length)
+        recomputed, detail = self._go_to(length)
         del self._messages[index:]
         reason = Reason.NO_CHECKPOINT if recomputed else Reason.EDITED
-        return RestoreResult(reason, length - recomputed, recomputed, time.perf_counter() - started)
+        return RestoreResult(reason, length - recomputed, recomputed, time.perf_counter() - started, detail)
 
-    def _go_to(self, length: int) -> int:
-        """Cut the ids to the first `length`: in memory, or from the store, and what neither can go back to
-        exactly is read again from the nearest checkpoint. The last one is pending. Returns how many tokens
-        were read again."""
-        ids, recomputed = self.ids[:length], 0
+    def _go_to(self, length: int) -> tuple[int, str]:
+        """Cut the ids to the first `length`: in memory, from a copy on the device, or from the store. What
+        none can go back to exactly is read again from the nearest checkpoint. The last one is pending. Returns
+        how many tokens were read again, and where the others came from, if not from memory."""
+        ids, recomputed, detail = self.ids[:length], 0, ""
         sampler = self._engine.sampler(self._seq)
         if ids:
             fed = ids[:-1]
-            recomputed = self._read_again(fed[self._nearest(fed, sampler) :])
+            nearest, detail = self._nearest(fed, sampler)
+            self._start.cut(nearest)
+            recomputed = self._read_again(fed[nearest:])
             self._engine.mark(self._seq)  # who says it otherwise once may do so again
             self._engine.set_pending(self._seq, ids[-1])
         else:
             self._start_over(sampler)
         self._told = length
-        return recomputed
+        return recomputed, detail
 
-    def _nearest(self, fed: Sequence[int], sampler: SamplerParams) -> int:
-        """The sequence at the longest prefix of `fed` that memory or the store can go back to; its length.
-        After an error it is empty, and the text is read at the next turn."""
+    def _nearest(self, fed: Sequence[int], sampler: SamplerParams) -> tuple[int, str]:
+        """The sequence at the longest prefix of `fed` that memory, the copy or the store can go back to; its
+        length, and where it came from. After an error it is empty, and the text is read at the next turn."""
         here = self._engine.last_resumable(self._seq, len(fed))
-        if here == len(fed) or here >= self._manager.stored(self._session, fed):
+        stored = 0 if here == len(fed) else self._manager.stored(self._session, fed)
+        copied = self._start.length
+        if max(here + 1, stored) <= copied <= len(fed) and self._start.go_back(self._seq):
+            self._session.cut(copied)
+            return copied, "from the copy on the device that was made when the turn began"
+        if here >= stored:
             self._engine.rewind(self._seq, here)
             self._session.cut(here)
-            return here
+            return here, ""
+        self._start.forget()
         self._engine.close(self._seq)
         try:
             self._seq, there = self._manager.seed(self._session, fed, sampler)
@@ -348,7 +352,7 @@ class Conversation:
             self._session.cut(0)
             self._clip()
             raise
-        return there
+        return there, "from the store" if there else ""
 
     def _read_again(self, missing: Sequence[int]) -> int:
         """Feed what follows the sequence. Returns how many tokens were computed. After an error the sequence
@@ -362,18 +366,14 @@ class Conversation:
 
     def _start_over(self, sampler: SamplerParams) -> None:
         """An empty sequence in place of this one."""
+        self._start.forget()
         self._engine.close(self._seq)
         self._seq = self._engine.create(sampler)
         self._session.cut(0)
 
     def _clip(self) -> None:
-        """No message reaches beyond the ids at hand. Where the text behind them is read again its place is
-        not known to the token, so messages there begin and end where the ids were cut: a rewind to
-        one of them goes back that far, and reads on from there."""
-        self._messages = [
-            replace(message, start=min(message.start, self._told), stop=min(message.stop, self._told))
-            for message in self._messages
-        ]
+        """No message reaches beyond the ids at hand."""
+        self._messages = clipped(self._messages, self._told)
 
     def _put_back(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Undo a `_take_back`: the same ids again, and the messages that came with them."""
