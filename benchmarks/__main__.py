@@ -4,6 +4,7 @@ python -m benchmarks [smollm2] [gemma3-270m]
 python -m benchmarks members [architecture...]
 python -m benchmarks drafting
 python -m benchmarks deterministic
+python -m benchmarks parallel
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 import platformdirs
 
-from benchmarks import deterministic, drafting, members, resume, speed
+from benchmarks import deterministic, drafting, members, parallel, resume, speed
 from benchmarks.figures import english, machine
 from engine.config import EngineConfig
 from engine.loader import load_engine
@@ -25,7 +26,8 @@ def main() -> None:
     if sys.argv[1:2] == ["members"]:
         members.run(sys.argv[2:])
         return
-    for word, figures in (("drafting", drafting.run), ("deterministic", deterministic.run)):
+    one_model = {"drafting": drafting.run, "deterministic": deterministic.run, "parallel": parallel.run}
+    for word, figures in one_model.items():
         if sys.argv[1:] == [word]:
             figures("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
             return
@@ -40,6 +42,7 @@ def main() -> None:
         path = fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models")
         drafting.run("smollm2", path)
         deterministic.run("smollm2", path)
+        parallel.run("smollm2", path)
         members.run([])
 
 

@@ -183,4 +183,6 @@ def _followed(join: Callable[[], Group], local_rank: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # torch takes a second to put everything away

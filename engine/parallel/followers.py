@@ -42,7 +42,7 @@ class Followers:
         try:
             self._await()
         except BaseException:
-            self.end()
+            self.kill()
             raise
 
     def _start(self, rank: int, size: int) -> subprocess.Popen[bytes]:
@@ -67,13 +67,18 @@ class Followers:
                 raise RankLost(f"the model could not be divided: no rank came within {_STARTING:g} seconds")
             time.sleep(0.02)
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
     def lost(self) -> str | None:
         """Which of them ended, if any did; then all are ended."""
         deadline = time.monotonic() + _SEEN
         while not self._codes() and time.monotonic() < deadline:
             time.sleep(0.02)
         who = self._ended()
-        self._kill()
+        self.kill()
         return who
 
     def end(self) -> None:
@@ -81,7 +86,7 @@ class Followers:
         deadline = time.monotonic() + _ENDING
         while len(self._codes()) < len(self._processes) and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._kill()
+        self.kill()
 
     def _codes(self) -> dict[int, int]:
         polled = {rank: process.poll() for rank, process in self._processes.items()}
@@ -93,7 +98,8 @@ class Followers:
             return f"rank {rank} ended ({how})"
         return None
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End those that are there, at once."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
