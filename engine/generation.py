@@ -13,18 +13,16 @@ from engine.tokenizer import Tokenizer
 Cancel = Callable[[], bool]
 
 
-class Stepping(Protocol):
+class Saying(Protocol):
     """What a reply asks of an engine."""
 
     tokenizer: Tokenizer
 
-    def step(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]: ...
-
-    def unsay(self, seq: SeqId, count: int) -> None: ...
+    def say(self, seq: SeqId, at_most: int | None = None) -> int: ...
 
 
 def generate(
-    engine: Stepping, seq: SeqId, max_tokens: int | None, stop: Sequence[str], cancel: Cancel | None
+    engine: Saying, seq: SeqId, max_tokens: int | None, stop: Sequence[str], cancel: Cancel | None
 ) -> Iterator[Piece]:
     """See `Engine.generate`."""
     reply = Reply(engine.tokenizer, tuple(stop), max_tokens)
@@ -33,19 +31,10 @@ def generate(
             ended = "cancelled"
             break
         try:
-            tokens = engine.step(seq, reply.left)
+            token = engine.say(seq, reply.left)
         except ContextFull:
             ended = "context"
             break
-        said = 0
-        try:
-            for token in tokens:
-                piece = reply.push(token)
-                said += 1
-                yield piece
-                if piece.finish is not None:
-                    break
-        finally:  # also when the reader closes early: what it was not told was not said
-            engine.unsay(seq, len(tokens) - said)
+        yield reply.push(token)
     if reply.unsaid(ended):
         yield reply.end(ended)

@@ -137,6 +137,33 @@ def test_a_stop_text_within_the_guesses_ends_the_reply_there(make_engine: MakeEn
     assert ids(drafting, again) == stood
 
 
+@pytest.mark.parametrize("rollback", [0, 4])
+def test_checkpoints_are_where_they_are_without_guesses(rollback: int) -> None:
+    sizes = {"deterministic": True, "checkpoint_every": 8}
+    engine, other = (open_member("mamba2", "f32", rollback=n, **sizes) for n in (rollback, 0))
+    whole = plain(other, 50)
+    engine.speculate(Told(continuation(whole, PATTERNS["every third wrong"])), 4)
+    seq, same = begin(engine), begin(other)
+    while engine.length(seq) < 45:
+        engine.step(seq)
+    while other.length(same) < engine.length(seq):
+        other.decode([same])
+    mine, theirs = (
+        [point.position for point in e.snapshot(s).points] for e, s in ((engine, seq), (other, same))
+    )
+    assert set(theirs) <= set(mine)
+    assert rollback == 0 or mine == theirs
+
+
+def test_guesses_passed_by_hand_do_not_skip_a_checkpoint() -> None:
+    engine = open_member("mamba2", "f32", rollback=4, deterministic=True, checkpoint_every=8)
+    whole = plain(engine, 20)
+    seq = begin(engine)
+    engine.advance({seq: whole[len(PROMPT) : 14]})
+    engine.advance({seq: whole[14:15]}, {seq: whole[15:18]})
+    assert [point.position for point in engine.snapshot(seq).points] == [8, 18]
+
+
 def test_forks_rewinds_and_shared_prefixes_are_told_to_the_drafter(make_engine: MakeEngine) -> None:
     engine = make_engine(deterministic=True)
     whole = plain(engine, 40)
