@@ -79,8 +79,10 @@ def test_the_states_that_are_older_stay_and_the_later_ones_go(kind: str) -> None
     lines.feed((A, range(8)))
     lines.cut(A, 7)
     assert resumable(lines, A) == [0, 5, 6, 7]
+    assert lines.memory._trails.positions(A) == range(5, 7)
     lines.cut(A, 5)
     assert resumable(lines, A) == [0, 5]
+    assert not lines.memory._trails._by_seq[A].runs, "nothing is kept that nobody can go back to"
     lines.cut(A, 0)
     lines.feed((A, [1]))
     assert resumable(lines, A) == [0, 1]
@@ -126,6 +128,17 @@ def test_sequences_have_trails_of_their_own(kind: str) -> None:
 
 
 @kinds
+def test_who_is_asked_for_more_beside_another_keeps_no_more(kind: str) -> None:
+    """Two tokens of each go in side by side: of B both states are wanted, of A the second."""
+    lines = lines_of(kind, rollback=5, max_ubatch=4)
+    lines.feed((A, range(7)), (B, range(50, 52)))
+    assert resumable(lines, A) == [0, 2, 3, 4, 5, 6, 7]
+    assert resumable(lines, B) == [0, 1, 2]
+    lines.cut(A, 2)
+    lines.feed((A, range(80, 83)))
+
+
+@kinds
 def test_a_fork_carries_the_trail_and_each_goes_its_own_way(kind: str) -> None:
     lines = lines_of(kind)
     lines.feed((B, range(50, 57)))
@@ -134,6 +147,7 @@ def test_a_fork_carries_the_trail_and_each_goes_its_own_way(kind: str) -> None:
     lines.copy(A, C, 6)
     assert resumable(lines, B) == [0, 5, 6, 7, 8]
     assert resumable(lines, C) == [0, 5, 6]
+    assert lines.memory._trails.positions(C) == range(5, 6)
     lines.cut(A, 0)
     lines.cut(B, 7)
     lines.cut(C, 5)
@@ -148,6 +162,7 @@ def test_who_is_not_kept_leaves_no_trail_behind(kind: str) -> None:
     lines.feed((A, range(6)), (B, range(50, 56)))
     lines.memory.keep(B)
     lines.tokens[A] = []
+    assert not lines.memory._trails.positions(A)
     lines.feed((A, [1]))
     assert resumable(lines, A) == [0, 1]
     assert resumable(lines, B) == [0, 3, 4, 5, 6]
