@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from engine.cache.memory import View
 from engine.cache.trail import newest_windows
-from engine.errors import EditRefused
+from engine.errors import EditRefused, NoSlot
 from engine.state import SeqId
 from tests.engine.cache.harness import A, B, C, batch_of
-from tests.engine.cache.members import Lines, compute, everything, member_spec, tiny_memory
+from tests.engine.cache.members import WINDOW, Lines, compute, everything, member_spec, tiny_memory
 
 POINT_KINDS = ("recurrent", "hybrid", "hybrid_iswa", "hybrid_idx", "dsv4")
 kinds = pytest.mark.parametrize("kind", POINT_KINDS)
@@ -136,6 +136,23 @@ def test_who_is_asked_for_more_beside_another_keeps_no_more(kind: str) -> None:
     assert resumable(lines, B) == [0, 1, 2]
     lines.cut(A, 2)
     lines.feed((A, range(80, 83)))
+
+
+@pytest.mark.parametrize("kind", ["iswa", "hybrid_iswa", "dsv4"])
+def test_no_batch_takes_a_window_row_that_going_back_into_it_needs(kind: str) -> None:
+    """Not where its cells are all that there are: one that would is refused as a whole."""
+    memory_spec = member_spec(kind, rollback=3, max_batch=8)
+    lines = Lines(memory_spec, tiny_memory(memory_spec, window_cells=WINDOW + 4))
+    for start in range(0, 40, 4):
+        lines.feed((A, range(start, start + 4)))
+        lines.cut(A, len(lines.tokens[A]) - 3)
+        lines.feed((A, range(100 + start, 104 + start)))
+        before = everything(lines.memory)
+        if start:
+            with pytest.raises(NoSlot):
+                lines.memory.plan(batch_of((A, len(lines.tokens[A]), range(5))))
+        assert everything(lines.memory) == before
+        lines.cut(A, len(lines.tokens[A]) - 2)
 
 
 @kinds
