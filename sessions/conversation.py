@@ -314,8 +314,8 @@ class Conversation:
 
     def _go_to(self, length: int) -> tuple[int, str]:
         """Cut the ids to the first `length`: in memory, from a copy on the device, or from the store. What
-        none can go back to exactly is read again from the nearest checkpoint. The last one is pending. Returns
-        how many tokens were read again, and where the others came from, if not from memory."""
+        none can go back to exactly is read again from the nearest checkpoint. The last one is pending.
+        Returns how many tokens were read again, and where the others came from, if not from memory."""
         ids, recomputed, detail = self.ids[:length], 0, ""
         sampler = self._engine.sampler(self._seq)
         if ids:

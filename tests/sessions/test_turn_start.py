@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ContextFull, NoSlot
+from engine.errors import ContextFull, NoSlot, StoreUnavailable
 from engine.runner import Engine
 from engine.state import SamplerParams
 from engine.template import template_for
@@ -243,10 +243,42 @@ def test_a_copy_that_finds_no_cells_is_no_way_back(
     chat = begun(engine)
     ids = chat.ids
     hear(chat.say("and now the long one", LONG))
-
-    def crowded(*_: object) -> None:
-        raise NoSlot("no cells")
-
     monkeypatch.setattr(engine, "device_restore", crowded)
     result = chat.rewind()
     assert (result.reason, chat.ids) == (Reason.NO_CHECKPOINT, ids)
+
+
+def test_a_copy_that_went_with_its_sequence_is_not_asked_again(
+    make_windowed: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long turn could not be saved, so the store still has the one before; it is gone back to from there,
+    in a sequence of its own."""
+    engine = make_windowed()
+    chat = begun(engine)
+    before, ids = digest(chat), chat.ids
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SessionManager, "save", away)
+        hear(chat.say("and now the long one", LONG))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "device_restore", crowded)
+        assert chat.rewind().detail == "from the store"
+    assert (chat.ids, digest(chat)) == (ids, before)
+    hear(chat.say("and now the long one", LONG))
+    assert chat.rewind().detail.startswith("from the copy")
+    assert (chat.ids, digest(chat)) == (ids, before)
+
+
+def test_a_conversation_that_starts_over_has_no_copy(make_windowed: MakeEngine) -> None:
+    chat = begun(make_windowed())
+    hear(chat.say("and now the long one", LONG))
+    chat.rewind(2)
+    assert (chat.ids, chat._start.length) == ((), 0)
+    assert chat._engine._device_states.nbytes() == 0
+
+
+def crowded(*_: object) -> None:
+    raise NoSlot("no cells")
