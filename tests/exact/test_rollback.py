@@ -245,11 +245,13 @@ for _family in RECURRENT:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*MEMBERS, *RECURRENT])
-def test_longer_runs(family: str) -> None:
-    """In the dtypes that are left, and with other draws."""
-    for dtype in {**MEMBERS, **OTHERS}[family].dtypes:
-        case_of(family, dtype, 20, 40)("runTest").debug()
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(name, dtype) for name in (*MEMBERS, *RECURRENT) for dtype in {**MEMBERS, **OTHERS}[name].dtypes],
+)
+def test_longer_runs(family: str, dtype: str) -> None:
+    """In all dtypes, and with more draws."""
+    case_of(family, dtype, 20, 40)("runTest").debug()
 
 
 # -- by other ways to the same state ---------------------------------------------------------------
