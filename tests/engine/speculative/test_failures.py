@@ -125,6 +125,24 @@ def test_when_reading_again_fails_each_sequence_of_the_batch_is_before_or_behind
         assert [*at, *said] == whole[: len(at) + 5]
 
 
+def test_an_error_in_a_batch_of_guesses_leaves_the_reply_where_it_was_read(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(deterministic=True)
+    whole = plain(engine, 20)
+    engine.speculate(Told(continuation(whole, lambda position: position % 3 == 0)), 4)
+    seq = begin(engine)
+    said: list[int] = []
+    while len(said) < 15:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._model, "forward", lambda *_: 1 / 0)
+            if not engine._slots._ahead:
+                with pytest.raises(ZeroDivisionError):
+                    engine.say(seq)
+        said.append(engine.say(seq))
+    assert said == whole[len(PROMPT) :][:15]
+
+
 def test_a_draft_model_without_numbers_guesses_nothing(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,22 @@ def test_members_that_cannot_go_back_far_enough_read_again_and_say_so(family: st
     figures = engine.figures
     assert figures is not None
     assert 0 < figures.accepted < figures.drafted
+    assert figures.replayed <= figures.accepted + figures.steps, "no more than was fed and kept"
     recurrent = family not in ("llama", "gemma3")
     assert (figures.replayed > 0) == (recurrent and rollback < 4)
+
+
+@pytest.mark.parametrize("rollback", range(5))
+def test_of_guesses_that_are_all_wrong_only_what_was_fed_is_read_again(rollback: int) -> None:
+    engine = open_member("mamba2", "f32", deterministic=True, rollback=rollback)
+    whole = plain(engine, 24)
+    engine.speculate(Told(continuation(whole, PATTERNS["always wrong"])), 4)
+    seq = begin(engine)
+    engine.choose(seq)
+    for _ in range(6):
+        engine.step(seq)
+    assert engine.figures is not None
+    assert engine.figures.replayed == (6 if rollback < 4 else 0)
 
 
 def test_a_reply_that_is_closed_early_was_said_only_as_far_as_it_was_read(make_engine: MakeEngine) -> None:
