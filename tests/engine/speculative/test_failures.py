@@ -132,7 +132,7 @@ def test_an_error_in_a_batch_of_guesses_leaves_the_reply_where_it_was_read(
     whole = plain(engine, 20)
     engine.speculate(Told(continuation(whole, lambda position: position % 3 == 0)), 4)
     seq = begin(engine)
-    said: list[int] = []
+    said = [engine.choose(seq)]
     while len(said) < 15:
         with monkeypatch.context() as patch:
             patch.setattr(engine._model, "forward", lambda *_: 1 / 0)

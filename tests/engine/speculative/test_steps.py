@@ -219,6 +219,15 @@ def test_requests_of_a_scheduler_draft_side_by_side(make_engine: MakeEngine) -> 
     assert engine.figures.drafted > 0
 
 
+def test_a_batch_of_guesses_is_one_pass(make_engine: MakeEngine) -> None:
+    """Windows have cells for one pass beside what they need, so that it can be taken back."""
+    engine = make_engine(max_ubatch=3)
+    engine.speculate(Told(lambda tokens, count: [5] * 9), 4)
+    seq = begin(engine)
+    engine.choose(seq)
+    assert engine.propose(seq) == (5, 5)
+
+
 def test_guesses_that_are_no_ids_of_the_model_are_left_out(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.speculate(Told(lambda tokens, count: [5, 10**9, 6]), 3)
