@@ -59,7 +59,7 @@ def test_what_is_pinned_is_what_is_asked_for() -> None:
 
 @pytest.mark.parametrize("floor", ["engine", "serialization", "sessions"])
 def test_environment_variables_are_read_in_cli_alone(floor: str) -> None:
-    # gloo takes its interface from a variable, and from nothing else: it is set for it, and none of ours read.
+    # gloo takes its interface from a variable and from nothing else: it is set there, and no setting read.
     spared = {ROOT / "engine" / "parallel" / "group.py"}
     for path in {*(ROOT / floor).rglob("*.py")} - spared:
         # Handing the whole environment on to a child process reads none of it.
