@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import edits, stepping
-from engine.errors import EngineError, StateError
+from engine.errors import EngineError, NoSlot, StateError
 from engine.passes import Computed, compute
 from engine.scheduler import Options, Said, Scheduler
 from engine.speculative.model_drafter import ModelDrafter
@@ -123,6 +123,41 @@ def test_when_reading_again_fails_each_sequence_of_the_batch_is_before_or_behind
         assert at == whole[: len(at)]
         said = [engine.decode([seq])[seq] for _ in range(5)]
         assert [*at, *said] == whole[: len(at) + 5]
+
+
+def test_where_there_is_room_for_one_token_it_is_said_without_guesses(make_engine: MakeEngine) -> None:
+    engine = make_engine(deterministic=True, n_ctx=64, num_cells=64, num_seqs=2)
+    whole = plain(engine, 40)
+    engine.speculate(Told(continuation(whole, lambda position: False)), 5)
+    seq, other = begin(engine), engine.create()
+    engine.feed(other, range(64 - len(PROMPT) - 8))
+    said = [engine.say(seq) for _ in range(9)]
+    assert said == whole[len(PROMPT) :][:9]
+    with pytest.raises(NoSlot):
+        engine.say(seq)
+    assert ids(engine, seq) == whole[: len(PROMPT) + 9]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_when_what_was_kept_cannot_be_read_again_nothing_old_is_said_anew(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {} if kept else {"checkpoint_bytes": 0}
+    engine = open_member("mamba2", "f32", deterministic=True, **sizes)
+    whole = plain(engine, 20)
+    engine.speculate(Told(continuation(whole, lambda position: True)), 4)
+    seq = begin(engine)
+    engine.choose(seq)
+
+    def full(*args: Any) -> Computed:
+        raise NoSlot("no room")
+
+    monkeypatch.setattr(edits, "compute", full)
+    if kept:  # it stands where it stood before the guesses
+        assert engine.step(seq) == tuple(whole[len(PROMPT) + 1 :][:1])
+    else:
+        with pytest.raises(NoSlot):
+            engine.step(seq)
 
 
 def test_an_error_in_a_batch_of_guesses_leaves_the_reply_where_it_was_read(

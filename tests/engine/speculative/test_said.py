@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.loader import load_engine
 from engine.runner import Engine
+from engine.speculative.choice import Draft
 from engine.state import Pending, SamplerParams, SeqId
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import picture
 from tests.engine.speculative.guessing import Told, continuation
 from tests.engine.speculative.test_steps import PROMPT, begin, ids, plain
 from tests.exact.members import open_member
+from tests.oracles import qwen3_next_mtp
 
 OTHER = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -127,3 +132,20 @@ def test_a_token_of_ones_own_is_put_behind_what_was_said(make_engine: MakeEngine
     engine.set_pending(seq, 77)
     assert ids(engine, seq) == [*whole[: len(PROMPT) + 2], 77]
     assert engine.edge(seq) == Pending(77)
+
+
+def test_a_drafter_sees_what_is_read_again(tmp_path: Path) -> None:
+    """Hidden states too: it guesses at once, as if the sequence had never been longer."""
+    qwen3_next_mtp.oracle(share=0.15).write(tmp_path)
+    config = {"n_ctx": 256, "threads": 1, "dtype": "f32", "deterministic": True}
+    engine = load_engine(tmp_path, EngineConfig.from_mapping(config), draft=Draft("mtp", 3))
+    seq = begin(engine)
+    engine.choose(seq)
+    for _ in range(4):
+        engine.step(seq)
+    guesses = engine.propose(seq)
+    before = engine.length(seq)
+    said = [engine.say(seq) for _ in range(12)]
+    engine.unsay(seq, len(said))
+    assert engine.length(seq) == before
+    assert engine.propose(seq) == guesses != ()
