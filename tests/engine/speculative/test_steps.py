@@ -97,6 +97,16 @@ def test_of_guesses_that_are_all_wrong_only_what_was_fed_is_read_again(rollback:
     assert engine.figures.replayed == (6 if rollback < 4 else 0)
 
 
+def test_what_is_longer_than_a_batch_is_read_again_in_batches() -> None:
+    sizes = {"max_batch": 8, "max_ubatch": 8, "checkpoint_bytes": 0}
+    engine = open_member("mamba2", "f32", deterministic=True, **sizes)
+    whole = plain(engine, 16)
+    engine.speculate(Told(continuation(whole, PATTERNS["always wrong"])), 4)
+    assert [piece.token for piece in engine.generate(begin(engine), max_tokens=8)] == whole[len(PROMPT) :][:8]
+    assert engine.figures is not None
+    assert engine.figures.replayed > 8 * engine.figures.steps
+
+
 def test_a_reply_that_is_closed_early_was_said_only_as_far_as_it_was_read(make_engine: MakeEngine) -> None:
     engine = make_engine(deterministic=True)
     whole = plain(engine, 30)
