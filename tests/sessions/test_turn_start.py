@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from engine.template import template_for
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.restore import Reason
+from sessions.session import SaveResult, Session
 from sessions.stores.memory import MemoryStore
 from tests.exact.members import open_member
 from tests.sessions.conftest import MakeEngine
@@ -270,6 +272,24 @@ def test_a_copy_that_went_with_its_sequence_is_not_asked_again(
     hear(chat.say("and now the long one", LONG))
     assert chat.rewind().detail.startswith("from the copy")
     assert (chat.ids, digest(chat)) == (ids, before)
+
+
+def test_rows_behind_the_copy_do_not_count_as_stored(
+    make_windowed: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = begun(make_windowed())
+    length = chat._engine.length(chat._seq)
+    hear(chat.say("and now the long one", LONG))
+    synced: list[int] = []
+    save = SessionManager.save
+
+    def saving(manager: SessionManager, session: Session, *rest: Any) -> SaveResult:
+        synced.append(session.synced)
+        return save(manager, session, *rest)
+
+    monkeypatch.setattr(SessionManager, "save", saving)
+    chat.rewind()
+    assert synced == [length]
 
 
 def test_a_conversation_that_starts_over_has_no_copy(make_windowed: MakeEngine) -> None:
