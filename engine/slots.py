@@ -73,7 +73,6 @@ class Slots:
     def discard(self, seq: SeqId) -> None:
         """Forget the sequence and its rows."""
         self._live.pop(seq, None)
-        self.ahead(seq)
         self._memory.remove(seq, 0, None)
 
     def scratch(self) -> SeqId:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import edits
 from engine.config import EngineConfig
 from engine.loader import load_engine
 from engine.runner import Engine
@@ -93,6 +94,21 @@ def test_nor_from_who_has_the_sequences_id_next(make_engine: MakeEngine) -> None
     engine.feed(new, OTHER)
     abandoned.close()  # type: ignore[attr-defined]  # it is a generator
     assert engine.tokens(new) == tuple(OTHER)
+
+
+def test_who_closes_a_sequence_waits_for_nothing_to_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_member("mamba2", "f32", deterministic=True, rollback=0)
+    whole = drafting(engine)
+    seq = begin(engine)
+    pieces = engine.generate(seq)
+    for _ in range(3):
+        next(pieces)
+    with monkeypatch.context() as patch:
+        patch.setattr(edits, "compute", lambda *args: 1 / 0)
+        engine.close(seq)
+    again = engine.create()
+    assert engine.feed(again, whole[:30]).shared > len(PROMPT) + 3, "what was ahead is known all the same"
+    assert engine.decode([again])[again] == whole[30]
 
 
 def test_a_reply_that_is_cancelled_ends_with_the_token_before(make_engine: MakeEngine) -> None:
