@@ -1,4 +1,4 @@
-"""The other ranks: each does to its own part what rank 0 tells it. `python -m engine.parallel.follower`"""
+"""The other ranks: each does to its own part of the model what rank 0 tells it."""
 
 from __future__ import annotations
 

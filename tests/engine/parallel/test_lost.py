@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +21,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankLost, WeightsRefused
 from engine.loader import load_engine
-from engine.parallel.group import DistGroup
-from engine.parallel.world import World
+from engine.parallel.followers import TCPStore
+from engine.parallel.group import DistGroup, loopback
+from engine.parallel.share import Share
+from engine.parallel.world import LOOPBACK, World
 from engine.runner import Engine
 from engine.state import SeqId
 from tests.tiny import write_tiny
@@ -109,18 +112,38 @@ def test_a_rank_that_hangs_is_lost_when_patience_ends(
     assert all_gone(list(others.values()))
 
 
-def test_idle_ranks_wait_longer_than_a_pass_may_take(
-    open_ranks: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two passes a user may think for hours."""
-    impatient = partial(DistGroup, patience=timedelta(seconds=1))
-    monkeypatch.setattr("engine.parallel.lead.DistGroup", impatient)
-    monkeypatch.setattr("engine.parallel.group.PATIENCE", timedelta(seconds=1))
-    engine = open_ranks(2)
-    seq = engine.create()
-    engine.feed(seq, [1, 2, 3])
-    time.sleep(2)
-    engine.decode([seq])
+THINKS = """
+import sys
+import time
+import torch.distributed as dist
+from engine.parallel.group import DistGroup, loopback
+from engine.parallel.share import Share
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+with loopback():
+    group = DistGroup(Share(0, 2), store)
+time.sleep(3)
+group.tell(b"short")
+group.tell(bytes(5000))
+group.meet()
+"""
+
+
+def test_between_passes_ranks_wait_longer_than_a_pass_may_take() -> None:
+    """A user may think for hours. This process is a rank that has little patience, and listens."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        store = TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+        )
+    process = subprocess.Popen([sys.executable, "-c", THINKS, str(port)])
+    with process, loopback():
+        group = DistGroup(Share(1, 2), store, patience=timedelta(seconds=1))
+        try:
+            assert group.hear() == b"short"
+            assert group.hear() == bytes(5000), "words may be longer than a frame"
+            group.meet()
+        finally:
+            group.close("it is over")
 
 
 RANK_0 = """
