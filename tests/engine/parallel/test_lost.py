@@ -165,7 +165,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("state", ["decoding", "idle"])
+@pytest.mark.parametrize("state", ["decoding", pytest.param("idle", marks=pytest.mark.slow)])
 def test_no_rank_outlives_rank_0(state: str, model: Path) -> None:
     """However it ends: nobody is there any more to tell the others."""
     process = subprocess.Popen(
