@@ -115,7 +115,6 @@ class Conversation:
         self.reused = None
         before = len(self._messages)
         self._messages.append(Message("user", text, self._told, self._told))
-        self._start.keep(self._seq)
         try:
             complete = self._read_prompt(ask)
         except BaseException:
@@ -244,6 +243,7 @@ class Conversation:
         plan = lay(ids, pieces, self._engine.tokenizer)
         if plan.kept < len(ids):
             self._cut_back(plan.kept, plan.diverged)
+        self._start.keep(self._seq)
         return self._feed([*self.ids[self._engine.length(self._seq) :], *plan.ids], len(plan.ids), ask)
 
     def _feed(self, ids: Sequence[int], new: int, ask: Reply) -> bool:

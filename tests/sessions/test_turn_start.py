@@ -210,23 +210,23 @@ def test_turns_before_the_last_are_taken_back_without_it(make_windowed: MakeEngi
     assert chat.rewind().detail.startswith("from the copy")
 
 
-def test_a_template_that_rewrites_the_past_ends_the_copy_of_it(make_windowed: MakeEngine) -> None:
+def test_where_a_template_rewrites_the_past_the_turn_begins_behind_what_is_left_of_it(
+    make_windowed: MakeEngine,
+) -> None:
     engine = make_windowed()
     chat = begun(engine, turns=3)
-    template = template_for(
+    chat._template = template_for(
         engine.tokenizer,
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.index != 3 else 'changed' }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
-    chat._template = template
-    hear(chat.say("and now the long one", LONG))
+    first = hear(chat.say("and now the long one", LONG))
     assert chat.reused is not None
     assert chat.reused.reason is Reason.TEMPLATE_DIVERGED
-    assert chat._start.length == 0, "it is not how the sequence begins any more"
-    ids = chat.ids
-    hear(chat.regenerate(LONG))
+    assert chat._start.length == chat.messages[4].start - 1
+    assert hear(chat.regenerate(LONG)) == first
+    assert chat.reused is None, "what it changed is not changed again"
     assert "changed" in engine.tokenizer.decode(chat.ids)
-    assert len(chat.ids) == len(ids)
 
 
 def test_another_sampler_is_kept_when_a_turn_is_taken_back(make_windowed: MakeEngine) -> None:
@@ -248,6 +248,7 @@ def test_a_copy_that_finds_no_cells_is_no_way_back(
     monkeypatch.setattr(engine, "device_restore", crowded)
     result = chat.rewind()
     assert (result.reason, chat.ids) == (Reason.NO_CHECKPOINT, ids)
+    assert chat._start.length == 0, "its rows were read again: they are not those of the copy"
 
 
 def test_a_copy_that_went_with_its_sequence_is_not_asked_again(
