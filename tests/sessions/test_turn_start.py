@@ -187,6 +187,15 @@ def test_models_that_can_be_cut_back_make_no_copies(
         assert chat.rewind().detail == ""
 
 
+def test_a_turn_that_memory_still_has_is_cut_there(make_windowed: MakeEngine) -> None:
+    chat = begun(make_windowed())
+    ids = chat.ids
+    hear(chat.say("a short one", SHORT))
+    assert chat._start.length
+    result = chat.rewind()
+    assert (result.reason, result.recomputed, result.detail, chat.ids) == (Reason.EDITED, 0, "", ids)
+
+
 def test_a_message_that_is_not_taken_leaves_the_long_turn_as_it_was(make_windowed: MakeEngine) -> None:
     chat = begun(make_windowed(n_ctx=400, num_cells=400))
     first = hear(chat.say("and now the long one", LONG))
