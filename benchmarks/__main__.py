@@ -5,6 +5,8 @@ python -m benchmarks members [architecture...]
 python -m benchmarks drafting
 python -m benchmarks deterministic
 python -m benchmarks sealing
+python -m benchmarks parallel
+python -m benchmarks copies
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 
 import platformdirs
 
-from benchmarks import deterministic, drafting, members, resume, sealing, speed
+from benchmarks import copies, deterministic, drafting, members, parallel, resume, sealing, speed
 from benchmarks.figures import english, machine
 from engine.config import EngineConfig
 from engine.loader import load_engine
@@ -26,11 +28,19 @@ def main() -> None:
     if sys.argv[1:2] == ["members"]:
         members.run(sys.argv[2:])
         return
-    words = (("drafting", drafting.run), ("deterministic", deterministic.run), ("sealing", sealing.run))
-    for word, figures in words:
+    one_model = {
+        "drafting": drafting.run,
+        "deterministic": deterministic.run,
+        "sealing": sealing.run,
+        "parallel": parallel.run,
+    }
+    for word, figures in one_model.items():
         if sys.argv[1:] == [word]:
             figures("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
             return
+    if sys.argv[1:] == ["copies"]:
+        copies.run("gemma3-270m", fetch("gemma3-270m", platformdirs.user_cache_path("tenuto") / "models"))
+        return
     for name in sys.argv[1:] or CATALOG:
         path = fetch(name, platformdirs.user_cache_path("tenuto") / "models")
         engine = load_engine(path, EngineConfig(n_ctx=8192, num_cells=3 * 8192, num_seqs=2))
@@ -43,6 +53,8 @@ def main() -> None:
         drafting.run("smollm2", path)
         deterministic.run("smollm2", path)
         sealing.run("smollm2", path)
+        parallel.run("smollm2", path)
+        copies.run("gemma3-270m", fetch("gemma3-270m", platformdirs.user_cache_path("tenuto") / "models"))
         members.run([])
 
 

@@ -22,13 +22,14 @@ EDIT = Path(__file__).with_name("editing.txt")
 
 
 def editing_prompt(engine: Engine) -> list[int]:
-    """Token ids of the question."""
+    """Token ids of the question, and of how the answer begins: with the file, not with talk about it."""
     assert engine.template is not None
     question = (
         "In this file rename the class JobQueue to TaskQueue. Answer with the whole file, nothing else.\n\n"
         f"```python\n{EDIT.read_text(encoding='utf-8')}```"
     )
-    return engine.tokenizer.encode_pieces(engine.template.render([{"role": "user", "content": question}]))
+    asked = engine.template.render([{"role": "user", "content": question}])
+    return [*engine.tokenizer.encode_pieces(asked), *engine.tokenizer.encode("```python\n")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ def told_drafting(engine: Engine) -> str | None:
         told += f", {figures.tokens_per_step:.1f} tokens a step"
     if figures.replayed:
         told += f"; {figures.replayed:,} tokens were read again after wrong ones"
+    if engine.draft_failure is not None:
+        told += f"; it failed, and guesses no more: {engine.draft_failure}"
     return told
 
 
@@ -32,4 +34,5 @@ def drafting_data(engine: Engine) -> dict[str, Any] | None:
         "drafted": figures.drafted,
         "accepted": figures.accepted,
         "replayed": figures.replayed,
+        "failure": None if engine.draft_failure is None else str(engine.draft_failure),
     }

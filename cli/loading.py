@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import click
+
 from cli.fetching import fetch_with_progress
 from cli.files import named_file
 from cli.folders import cache_folder, models_folder
@@ -56,6 +58,8 @@ def load(options: EngineOptions, manifest: Manifest | None, out: Output) -> Engi
         _draft(options, out),
         world,
     )
+    # Other ranks are let go with the command; they would be with this process.
+    click.get_current_context().call_on_close(engine.end)
     known.remember(
         str(engine.fingerprint.meaning.get("weights")),
         model,

@@ -9,7 +9,7 @@ from engine.config import ResolvedConfig
 from engine.models.base import Model, Trunk
 from engine.sequence import Record
 from engine.slots import Slots
-from engine.speculative.base import Drafter
+from engine.speculative.guarded import Guarded
 from engine.speculative.speculation import Speculation
 from engine.state import PartKind, SeqId, parts_of
 from engine.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class Core:
     trunk: Trunk | None = None
 
     @property
-    def drafter(self) -> Drafter | None:
+    def drafter(self) -> Guarded | None:
         return None if self.speculation is None else self.speculation.drafter
 
     @property
@@ -51,7 +51,12 @@ class Core:
         every = self.config.checkpoint_every
         return every - self.length(seq) % every
 
+    def passed_checkpoint(self, seq: SeqId, start: int) -> bool:
+        """Whether there is a place for a checkpoint behind `start`, up to where the sequence is now."""
+        every = self.config.checkpoint_every
+        return start // every < self.length(seq) // every
+
     def stride(self, seq: SeqId) -> int:
-        """How many tokens of a prompt go in at once: a batch, but none that skips a checkpoint."""
+        """How many tokens go in at once: a batch, but none that skips a checkpoint."""
         most = self.config.max_batch
         return min(most, self.until_checkpoint(seq)) if self.has_points else most

@@ -37,12 +37,12 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a handle stands for: the whole state, rows where they were made, and the float32 [vocab] `logits`
-    after its last token, where they were known."""
+    """What a handle stands for: the whole state, rows where they were made, and the float32 [n, vocab] logits
+    after the `recent` tokens, where they were known."""
 
     handle: DeviceState
     state: SequenceState
-    logits: torch.Tensor | None
+    recent: torch.Tensor | None
     scope: str = ""
 
 
@@ -73,14 +73,14 @@ class DeviceStates:
             )
 
     def keep(
-        self, seq: SeqId, state: SequenceState, logits: torch.Tensor | None, scope: str = ""
+        self, seq: SeqId, state: SequenceState, recent: torch.Tensor | None, scope: str = ""
     ) -> DeviceState:
         """Keep `state` in place of the sequence's old one. Raises NoSlot, and then the old one stays."""
         nbytes = _nbytes(state)
         self.check_room(seq, nbytes)
         self._generation += 1
         handle = DeviceState(self._mark, seq, self._generation, state.length, nbytes)
-        self._kept[seq] = Kept(handle, state, logits, scope)
+        self._kept[seq] = Kept(handle, state, recent, scope)
         self._newest[seq] = handle.generation
         return handle
 
@@ -118,7 +118,7 @@ def device_snapshot(
     states.check_room(seq, least_nbytes(core.memory.layout, len(record.tokens)))
     with _memory_of_device():
         state = take()
-    return states.keep(seq, state, record.logits, record.scope)
+    return states.keep(seq, state, record.recent, record.scope)
 
 
 def device_restore(core: Core, states: DeviceStates, handle: DeviceState, seq: SeqId | None) -> SeqId:
@@ -143,7 +143,7 @@ def _land(core: Core, seq: SeqId, kept: Kept) -> None:
     with _memory_of_device():
         core.slots.with_room(lambda: core.memory.replace(seq, state.tokens, state.rows, state.points))
     record = Record.of(state, kept.scope)
-    record.logits = kept.logits
+    record.recent = kept.recent
     core.slots.replace(seq, record)
     if core.drafter is not None:
         core.drafter.cut(seq, 0)

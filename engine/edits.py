@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.core import Core
 from engine.errors import ContextFull, EditRefused
 from engine.passes import compute
@@ -38,22 +40,36 @@ def rewind(core: Core, seq: SeqId, length: int) -> None:
 
 def go_back(core: Core, seq: SeqId, length: int) -> int:
     """As `rewind`, but where memory cannot, what follows the last place that it can go back to is read
-    again. Returns how many tokens that were. Raises NoSlot, and then the sequence is shorter."""
+    again. Returns how many tokens that were. After an error of that the sequence is shorter."""
     record = core.record(seq)
-    at = core.memory.last_resumable(seq, length)
-    if at == length or length == len(record.tokens):
-        rewind(core, seq, length)
-        return 0
-    again, followed = record.tokens[at:length], record.tokens[length]
-    rewind(core, seq, at)
-    while core.length(seq) < length:
-        start = core.length(seq)
-        part = again[start - at :][: core.stride(seq)]
-        found = compute(core.model, core.memory, core.slots, {seq: (start, part)})
-        record.append(part)
-        record.follow(found.logits[seq][-1])
-    record.edge = Pending(followed)
+    followed = record.tokens[length:][:1]
+    again = take_back(core, seq, length)
+    if again:
+        read_again(core, seq, again)
+        record.edge = Pending(*followed)
     return len(again)
+
+
+def take_back(core: Core, seq: SeqId, length: int) -> list[int]:
+    """Cut to the last place up to `length` that memory can go back to. Returns what has to be read again."""
+    tokens = core.record(seq).tokens
+    at = length if length == len(tokens) else core.memory.last_resumable(seq, length)
+    again = tokens[at:length]
+    rewind(core, seq, at)
+    return again
+
+
+def read_again(core: Core, seq: SeqId, tokens: Sequence[int]) -> None:
+    """Append tokens that a rewind took too many of. Leaves NextLogits as the edge, if there are any."""
+    record, begin = core.record(seq), core.length(seq)
+    while (done := core.length(seq) - begin) < len(tokens):
+        part = tokens[done:][: core.stride(seq)]
+        work = {seq: (begin + done, part)}
+        found = compute(core.model, core.memory, core.slots, work, (), core.trunk)
+        record.append(part)
+        record.follow(found.logits[seq])
+        if core.drafter is not None:
+            core.drafter.observe(seq, begin + done, part, found.hidden.get(seq))
 
 
 def shift(core: Core, seq: SeqId, n_keep: int, n_discard: int = 0) -> int:

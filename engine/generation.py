@@ -13,18 +13,16 @@ from engine.state import Pending, SeqId
 Cancel = Callable[[], bool]
 
 
-class Stepping(Choosing, Protocol):
+class Saying(Choosing, Protocol):
     """What a reply asks of an engine."""
 
     def advance(self, work: Mapping[SeqId, Sequence[int]]) -> object: ...
 
-    def step(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]: ...
-
-    def unsay(self, seq: SeqId, count: int) -> None: ...
+    def say(self, seq: SeqId, at_most: int | None = None) -> int: ...
 
 
 def generate(
-    engine: Stepping,
+    engine: Saying,
     seq: SeqId,
     max_tokens: int | None,
     stop: Sequence[str],
@@ -38,32 +36,22 @@ def generate(
             ended = "cancelled"
             break
         try:
-            tokens, told = _step(engine, seq, reply.left, chooser)
+            token, told = _next(engine, seq, reply.left, chooser)
         except ContextFull:
             ended = "context"
             break
-        said = 0
-        try:
-            for token in tokens:
-                piece = reply.push(token, told)
-                said += 1
-                yield piece
-                if piece.finish is not None:
-                    break
-        finally:  # also when the reader closes early: what it was not told was not said
-            engine.unsay(seq, len(tokens) - said)
+        yield reply.push(token, told)
     if reply.unsaid(ended):
         yield reply.end(ended)
 
 
-def _step(
-    engine: Stepping, seq: SeqId, left: int | None, chooser: Chooser | None
-) -> tuple[tuple[int, ...], Logprobs | None]:
-    """The tokens that follow; one alone where a chooser chooses it, and what it tells of it."""
+def _next(
+    engine: Saying, seq: SeqId, left: int | None, chooser: Chooser | None
+) -> tuple[int, Logprobs | None]:
+    """The token that follows, and what a chooser tells of it."""
     if chooser is None:
-        return engine.step(seq, left), None
+        return engine.say(seq, left), None
     edge = engine.edge(seq)
     if isinstance(edge, Pending):
         engine.advance({seq: (edge.token,)})
-    token, told = chooser.choose(engine, seq)
-    return (token,), told
+    return chooser.choose(engine, seq)

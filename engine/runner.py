@@ -8,7 +8,6 @@ in `stepping.py` and `edits.py`; all of them work on one `Core`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,11 +20,12 @@ from engine.config import EngineConfig, probe_machine, resolve
 from engine.core import Core
 from engine.device_state import DeviceState, DeviceStates, device_restore, device_snapshot
 from engine.edits import fork, go_back, rewind, shift
-from engine.errors import ConfigError, NoSlot
+from engine.errors import ConfigError
 from engine.fingerprint import Source, fingerprint
 from engine.generation import Cancel, generate
 from engine.models.base import Model, Trunk
 from engine.parallel.lead import Lead
+from engine.reading import FeedResult, feed, share, unshare
 from engine.reply import Piece
 from engine.sequence import Record
 from engine.slots import Resting, Slots, memory_spec
@@ -42,17 +42,9 @@ from engine.state import (
     SequenceState,
     Span,
 )
-from engine.stepping import advance, choose, propose
+from engine.stepping import advance, choose, decode, propose, step
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class FeedResult:
-    """Of the tokens given, `shared` had rows in memory already and `computed` were read."""
-
-    shared: int
-    computed: int
 
 
 class Engine:
@@ -80,7 +72,7 @@ class Engine:
         self._lead = lead
         spec = memory_spec(model.needs, self.config)
         self._memory: Memory = build_memory(spec) if lead is None else lead.memory(spec)
-        self._slots = Slots(self._memory, self.config.num_seqs)
+        self._slots = Slots(self._memory, self.config.num_seqs, self.unsay)
         self._core = Core(source.name, model, tokenizer, self.config, self._memory, self._slots)
         self._device_states = DeviceStates(self.config.device_state_bytes)
         self.fingerprint: Fingerprint = fingerprint(
@@ -97,12 +89,22 @@ class Engine:
 
     @property
     def drafter(self) -> Drafter | None:
-        return self._core.drafter
+        return None if self._core.drafter is None else self._core.drafter.inner
+
+    @property
+    def draft_failure(self) -> Exception | None:
+        """What the drafter raised, after which it is not asked any more."""
+        return None if self._core.drafter is None else self._core.drafter.failure
 
     @property
     def figures(self) -> Figures | None:
         """What came of all guesses so far; None without a drafter."""
         return None if self._core.speculation is None else self._core.speculation.figures
+
+    @property
+    def rank_pids(self) -> dict[int, int]:
+        """The process of each other rank, where they were started here."""
+        return {} if self._lead is None else self._lead.pids
 
     def end(self) -> None:
         """Let the processes of other ranks go, if there are any; then nothing can be computed any more. They
@@ -190,45 +192,16 @@ class Engine:
         `cancel` asked before each: what was read by then stays, also after an error; nothing is shared
         where nothing was read. Leaves NextLogits as the edge. Raises ContextFull before any change, NoSlot.
         """
-        record, ids = self._slots[seq], list(tokens)
-        self.check_ids(ids)
-        if not ids:
-            return FeedResult(0, 0)
-        self.check_room(seq, len(ids))
-        was_empty, edge = not record.tokens, record.edge
-        shared = done = self.share(seq, ids)
-        try:
-            while done < len(ids) and not (cancel and cancel()):
-                part = ids[done : done + self.stride(seq)]
-                self.advance({seq: part})
-                done += len(part)
-                if progress:
-                    progress(done, len(ids))
-        finally:
-            if was_empty and done == shared:
-                self.unshare(seq, edge)
-                shared = done = 0
-        return FeedResult(shared, done - shared)
+        return feed(self._core, seq, tokens, progress, cancel)
 
     def share(self, seq: SeqId, tokens: Sequence[int]) -> int:
         """Let an empty sequence share the rows of the longest known prefix of `tokens`, all but the last
         of them at most; the one that follows is pending. Returns how many; 0 for one that is not empty."""
-        record = self._slots[seq]
-        found = None if record.tokens else self._slots.longest(tokens[:-1], record.scope)
-        if found is None:
-            return 0
-        source, length = found
-        self._memory.copy(source, seq, 0, length)
-        if self.drafter is not None:
-            self.drafter.copy(source, seq, length)
-        record.append(tokens[:length])
-        record.edge = Pending(tokens[length])
-        return length
+        return share(self._core, seq, tokens)
 
     def unshare(self, seq: SeqId, edge: Edge) -> None:
         """Undo a `share` that nothing was read after: the sequence is empty again, and `edge` follows."""
-        rewind(self._core, seq, 0)
-        self._slots[seq].edge = edge
+        unshare(self._core, seq, edge)
 
     def advance(
         self, work: Mapping[SeqId, Sequence[int]], guesses: Mapping[SeqId, Sequence[int]] | None = None
@@ -252,12 +225,7 @@ class Engine:
         """One step for all `seqs` in one batch: feed what is pending, sample the next token, leave it
         pending. Raises ContextFull (naming the sequence) before any change, NoSlot; EngineError where there
         is nothing to go on from."""
-        edges = {seq: self.edge(seq) for seq in seqs}
-        for seq, edge in edges.items():
-            if edge is None:
-                choose(self._core, seq)  # which says so
-        self.advance({seq: (edge.token,) for seq, edge in edges.items() if isinstance(edge, Pending)})
-        return {seq: self.choose(seq) for seq in edges}
+        return decode(self._core, seqs)
 
     def choose(self, seq: SeqId, allowed: Mask | None = None) -> int:
         """Sample the token that follows, one of those `allowed`, and leave it pending. One that is pending
@@ -273,14 +241,15 @@ class Engine:
     def step(self, seq: SeqId, at_most: int | None = None) -> tuple[int, ...]:
         """One batch for one sequence: feed what is pending, sample what follows, leave the last one pending.
         A drafter's guesses make it several tokens, but no more than `at_most`. Raises as `decode`."""
-        guesses, edge = self.propose(seq, at_most), self.edge(seq)
-        if guesses and isinstance(edge, Pending):
-            try:
-                step = self.advance({seq: (edge.token,)}, {seq: guesses})[seq]
-                return step.tokens or (self.choose(seq),)
-            except NoSlot:
-                pass  # there may still be room for one token
-        return (self.decode([seq])[seq],)
+        return step(self._core, seq, at_most)
+
+    def say(self, seq: SeqId, at_most: int | None = None) -> int:
+        """The next token, left pending. A step's other tokens are kept for the next times; whoever does or
+        asks anything else of the sequence in between finds it where it was said to, and they are taken back.
+        Raises as `decode`."""
+        tokens = self._slots.ahead(seq) or step(self._core, seq, at_most)
+        self._slots.put_ahead(seq, tokens[1:])
+        return tokens[0]
 
     def unsay(self, seq: SeqId, count: int) -> None:
         """Take back the last `count` of the tokens that were sampled: the one before them is pending."""
@@ -349,7 +318,7 @@ class Engine:
 
     def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState:
         """The complete state, rows from `since` on. Nothing is pending that it would miss."""
-        record = self._slots[seq]
+        record, drafter = self._slots[seq], self._core.drafter
         rows, points = self._memory.snapshot(seq, since)
         return SequenceState(
             layout=self.layout,
@@ -361,7 +330,7 @@ class Engine:
             edge=record.edge,
             sampler=record.sampler,
             canary=record.known_canary(),
-            draft=None if self.drafter is None else self.drafter.snapshot(seq, record.tokens, since),
+            draft=None if drafter is None else drafter.snapshot(seq, record.tokens, since),
         )
 
     def restore(self, state: SequenceState, scope: str = "") -> SeqId:
@@ -372,16 +341,16 @@ class Engine:
         """
         vocab = self._model.vocab_size
         check_state(state, self.fingerprint, self.layout, vocab, self.n_ctx)
-        seq = self._slots.open(state.sampler, scope)
+        seq, drafter = self._slots.open(state.sampler, scope), self._core.drafter
         try:
             if state.tokens:
                 self._slots.with_room(
                     lambda: self._memory.restore(seq, state.tokens, state.rows, state.points)
                 )
-            if self.drafter is not None:
-                self.drafter.cut(seq, 0)
+            if drafter is not None:
+                drafter.cut(seq, 0)
                 if state.draft is not None and self.draft_refusal(state.draft.fingerprint) is None:
-                    self.drafter.restore(seq, state.tokens, state.draft)
+                    drafter.restore(seq, state.tokens, state.draft)
         except BaseException:
             self._slots.discard(seq)
             raise
@@ -389,8 +358,8 @@ class Engine:
         return seq
 
     def draft_refusal(self, draft: Fingerprint | None) -> str | None:
-        """Why a draft that was made with `draft` (None: there is none) is of no use to this engine; None where
-        it will be restored, or where nothing is missed."""
+        """Why a draft that was made with `draft` (None: there is none) is of no use to this engine; None
+        where it will be restored, or where nothing is missed."""
         mine = None if self.drafter is None else self.drafter.fingerprint
         if draft is None:
             return None if mine is None else "the state was saved without a draft"
@@ -398,6 +367,8 @@ class Engine:
             return "no drafter is in use"
         if mine is None:
             return f"{self.drafter.name} keeps nothing"
+        if self.draft_failure is not None:
+            return f"{self.drafter.name} failed: {self.draft_failure}"
         for field, theirs, own in draft.differing(mine):
             return f"it was made by another drafter ({field} = {theirs}, here {own})"
         return None

@@ -25,7 +25,8 @@ CANARY_LOGITS = 16
 
 @dataclass(slots=True)
 class Record:
-    """`tokens` are fed; `logits` (float32 [vocab]) follow the last of them, while they are known.
+    """`tokens` are fed; `recent` (float32 [n, vocab]) are the logits after each of the last n of them, where
+    they are known.
 
     `canary` is that of a restored state, until tokens follow. Rows are shared within one `scope` alone.
     """
@@ -34,19 +35,24 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     spans: tuple[Span, ...] = ()
     edge: Edge = None
-    logits: torch.Tensor | None = None
+    recent: torch.Tensor | None = None
     canary: Canary | None = None
     scope: str = ""
 
     @classmethod
     def of(cls, state: SequenceState, scope: str = "") -> Record:
         # Without a canary the logits are older than the rows: a shift came between.
-        fresh = state.edge.logits if isinstance(state.edge, NextLogits) and state.canary else None
+        fresh = state.edge.logits[None] if isinstance(state.edge, NextLogits) and state.canary else None
         return cls(state.sampler, list(state.tokens), state.spans, state.edge, fresh, state.canary, scope)
 
-    def follow(self, logits: torch.Tensor) -> None:
-        """`logits` were just computed for what follows."""
-        self.logits, self.edge = logits, NextLogits(logits)
+    @property
+    def logits(self) -> torch.Tensor | None:
+        """float32 [vocab] after the last fed token, where they are known."""
+        return None if self.recent is None else self.recent[-1]
+
+    def follow(self, recent: torch.Tensor) -> None:
+        """`recent` were just computed, and nothing is chosen yet."""
+        self.recent, self.edge = recent, NextLogits(recent[-1])
 
     def known_canary(self) -> Canary | None:
         if self.logits is None:
@@ -57,17 +63,19 @@ class Record:
     def append(self, tokens: Sequence[int]) -> None:
         """Tokens whose rows were just computed."""
         start = len(self.tokens)
-        self.logits = self.canary = None
+        self.recent = self.canary = None
         self.tokens.extend(tokens)
         self.spans = joined((*self.spans, Span(start, len(self.tokens), Provenance.COMPUTED)))
 
     def cut(self, length: int) -> None:
         """Only the first `length` tokens are left; the one that followed is pending."""
-        followed = self.tokens[length]
+        followed, gone = self.tokens[length], len(self.tokens) - length
         del self.tokens[length:]
         self.spans = spans_below(self.spans, length)
         self.edge = Pending(followed) if length else None
-        self.logits = self.canary = None
+        left = 0 if self.recent is None else len(self.recent) - gone
+        self.recent = self.recent[:left] if self.recent is not None and left > 0 else None
+        self.canary = None
 
     def drop(self, start: int, stop: int) -> None:
         """Tokens [start, stop) are gone, and those behind them moved up.
@@ -75,7 +83,7 @@ class Record:
         What follows stays as it is, but the rows would no longer give these very logits.
         """
         del self.tokens[start:stop]
-        self.logits = self.canary = None
+        self.recent = self.canary = None
         moved = Span(start, len(self.tokens), Provenance.SHIFTED)
         self.spans = joined((*spans_below(self.spans, start), moved))
 

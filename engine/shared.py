@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import torch
 
 from engine.chooser import Chooser
+from engine.device_state import DeviceState
 from engine.driver import Driver
 from engine.errors import EngineError
 from engine.generation import Cancel
+from engine.reading import FeedResult
 from engine.reply import Piece
-from engine.runner import Engine, FeedResult
+from engine.runner import Engine
 from engine.scheduler import Options, Read
 from engine.slots import Resting
 from engine.speculative.base import Drafter
@@ -62,6 +64,10 @@ class SharedEngine:
     @property
     def n_ctx(self) -> int:
         return self._engine.n_ctx
+
+    @property
+    def drops_rows(self) -> bool:
+        return self._engine.drops_rows
 
     # --- sequences ----------------------------------------------------------------------------
 
@@ -205,6 +211,15 @@ class SharedEngine:
 
     def restore(self, state: SequenceState) -> SeqId:
         return self._driver.call(lambda engine: engine.restore(state, self._scope))
+
+    def device_snapshot(self, seq: SeqId) -> DeviceState:
+        return self._driver.call(lambda engine: engine.device_snapshot(seq))
+
+    def device_restore(self, handle: DeviceState, seq: SeqId | None = None) -> SeqId:
+        return self._driver.call(lambda engine: engine.device_restore(handle, seq))
+
+    def device_free(self, handle: DeviceState) -> None:
+        self._driver.call(lambda engine: engine.device_free(handle))
 
     def draft_refusal(self, draft: Fingerprint | None) -> str | None:
         return self._engine.draft_refusal(draft)

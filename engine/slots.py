@@ -31,16 +31,33 @@ class Slots:
     """Hands out sequence ids. Closing keeps a sequence's rows as an idle prefix; the idle ones least
     recently used give way first."""
 
-    def __init__(self, memory: Memory, num_seqs: int) -> None:
+    def __init__(self, memory: Memory, num_seqs: int, unsay: Callable[[SeqId, int], None]) -> None:
+        """`unsay` takes back so many tokens of a sequence (see `Engine.unsay`)."""
         self._memory = memory
+        self._unsay = unsay
         self._num_seqs = num_seqs
         self._live: dict[SeqId, Record] = {}
         self._idle: OrderedDict[SeqId, Record] = OrderedDict()
+        self._ahead: dict[SeqId, tuple[int, ...]] = {}
 
     def __getitem__(self, seq: SeqId) -> Record:
+        """What is ahead of its reader is taken back: whoever looks sees what was said, and no more."""
+        ahead = self.ahead(seq)
+        if ahead:
+            self._unsay(seq, len(ahead))
         if seq not in self._live:
             raise EngineError(f"there is no live sequence {seq}")
         return self._live[seq]
+
+    def ahead(self, seq: SeqId) -> tuple[int, ...]:
+        """The last tokens of the sequence, as many as were put ahead and not looked past since; they are not
+        any more."""
+        return self._ahead.pop(seq, ())
+
+    def put_ahead(self, seq: SeqId, tokens: tuple[int, ...]) -> None:
+        """Its reader knows nothing yet of its last `tokens`."""
+        if tokens:
+            self._ahead[seq] = tokens
 
     def open(self, sampler: SamplerParams, scope: str = "") -> SeqId:
         """An empty sequence. Raises NoSlot while `num_seqs` are live."""
@@ -50,7 +67,8 @@ class Slots:
         return seq
 
     def close(self, seq: SeqId) -> None:
-        """Keep its rows as an idle prefix."""
+        """Keep its rows as an idle prefix, those ahead of its reader too."""
+        self.ahead(seq)
         record = self[seq]
         del self._live[seq]
         if record.tokens:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from engine.chooser import Chooser
+from engine.device_state import DeviceState
 from engine.generation import Cancel
+from engine.reading import FeedResult
 from engine.reply import Piece
-from engine.runner import FeedResult
 from engine.slots import Resting
 from engine.speculative.base import Drafter
 from engine.state import Canary, Edge, Fingerprint, SamplerParams, SeqId, SequenceState, Span
@@ -36,6 +37,9 @@ class Verbs(Protocol):
 
     @property
     def n_ctx(self) -> int: ...
+
+    @property
+    def drops_rows(self) -> bool: ...
 
     # --- sequences ----------------------------------------------------------------------------
 
@@ -104,3 +108,9 @@ class Verbs(Protocol):
     def draft_refusal(self, draft: Fingerprint | None) -> str | None: ...
 
     def canary_drift(self, seq: SeqId, canary: Canary) -> float: ...
+
+    def device_snapshot(self, seq: SeqId) -> DeviceState: ...
+
+    def device_restore(self, handle: DeviceState, seq: SeqId | None = None) -> SeqId: ...
+
+    def device_free(self, handle: DeviceState) -> None: ...

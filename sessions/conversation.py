@@ -16,10 +16,8 @@ from sessions.manager import SessionManager
 from sessions.restore import Fallback, RestoreResult
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.transcript import whole_characters
-from sessions.turns import first_of
-
-#: A session is titled by so many characters of what was said first.
-_TITLE_LENGTH = 60
+from sessions.turn_start import TurnStart
+from sessions.turns import first_of, title_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class Conversation:
     def __init__(self, manager: SessionManager, session: Session, seq: SeqId) -> None:
         self._manager = manager
         self._engine: Verbs = manager.engine
-        self._live = Live(manager, session, seq, session.manifest.messages if session.manifest else ())
+        messages = session.manifest.messages if session.manifest else ()
+        self._live = Live(manager, session, seq, messages, TurnStart(manager.engine))
         self.restored: RestoreResult | None = None
         self.reused: RestoreResult | None = None
         self.saved: SaveResult | None = None
@@ -101,8 +100,7 @@ class Conversation:
         self.reused = None
         complete = live.listen([Message("user", text, 0, 0)], ask.cancel)
         self.reused = live.reused
-        if not self.session.title:
-            self.session.title = " ".join(text.split())[:_TITLE_LENGTH]
+        self.session.title = self.session.title or title_of(text)
         said: list[str] = []
         try:
             if complete:

@@ -18,6 +18,8 @@ from sessions.prefix import Hit
 from sessions.restore import Reason, RestoreResult, readable
 from sessions.session import Session
 from sessions.transcript import align, align_tail
+from sessions.turn_start import TurnStart
+from sessions.turns import clipped, moved
 
 
 class Live:
@@ -29,9 +31,15 @@ class Live:
     """
 
     def __init__(
-        self, manager: SessionManager, session: Session, seq: SeqId, messages: Sequence[Message] = ()
+        self,
+        manager: SessionManager,
+        session: Session,
+        seq: SeqId,
+        messages: Sequence[Message] = (),
+        turn_start: TurnStart | None = None,
     ) -> None:
-        """Raises NoChatTemplate."""
+        """With a `turn_start` each turn begins with a copy, if the model loses rows while it replies. Raises
+        NoChatTemplate."""
         self.session = session
         self.seq = seq
         self.messages = list(messages)
@@ -40,6 +48,7 @@ class Live:
         self.computed = 0
         self._manager = manager
         self._engine: Verbs = manager.engine
+        self._turn_start = turn_start
         if self._engine.template is None:
             raise NoChatTemplate(
                 f"{self._engine.model_name} is a base model without a chat template; "
@@ -99,10 +108,7 @@ class Live:
         """Move the messages' spans by what a context shift dropped during the turn."""
         dropped = self.told - len(self.ids)
         if dropped:
-            self.messages = [
-                replace(message, start=max(0, message.start - dropped), stop=max(0, message.stop - dropped))
-                for message in self.messages
-            ]
+            self.messages = moved(self.messages, dropped)
             self.told -= dropped
 
     def _read_prompt(self, cancel: Cancel | None) -> bool:
@@ -117,6 +123,8 @@ class Live:
         plan = lay(ids, pieces, self._engine.tokenizer)
         if plan.kept < len(ids):
             self._cut_back(plan.kept, plan.diverged)
+        if self._turn_start is not None:
+            self._turn_start.keep(self.seq)
         return self._feed([*self.ids[self._engine.length(self.seq) :], *plan.ids], len(plan.ids), cancel)
 
     def _feed(self, ids: Sequence[int], new: int, cancel: Cancel | None) -> bool:
@@ -165,7 +173,7 @@ class Live:
 
     def _cut_back(self, kept: int, diverged: int | None) -> None:
         started = time.perf_counter()
-        recomputed = self.go_to(kept)
+        recomputed, _ = self.go_to(kept)
         self._clip()
         if diverged is not None:
             self.reused = RestoreResult(
@@ -184,10 +192,10 @@ class Live:
         if self.shifted:
             raise EditRefused("a context shift dropped earlier turns, so none can be taken back exactly")
         length = self.messages[index].start
-        recomputed = self.go_to(length)
+        recomputed, detail = self.go_to(length)
         del self.messages[index:]
         reason = Reason.NO_CHECKPOINT if recomputed else Reason.EDITED
-        return RestoreResult(reason, length - recomputed, recomputed, time.perf_counter() - started)
+        return RestoreResult(reason, length - recomputed, recomputed, time.perf_counter() - started, detail)
 
     def put_back(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Undo a `take_back`: the same ids again, and the messages that came with them."""
@@ -204,30 +212,38 @@ class Live:
             self.told = len(self.ids)
             self._clip()
 
-    def go_to(self, length: int) -> int:
-        """Cut the ids to the first `length`: in memory, or from the store, and what neither can go back to
-        exactly is read again from the nearest checkpoint. The last one is pending. Returns how many tokens
-        were read again."""
-        ids, recomputed = self.ids[:length], 0
+    def go_to(self, length: int) -> tuple[int, str]:
+        """Cut the ids to the first `length`: in memory, from a copy on the device, or from the store. What
+        none can go back to exactly is read again from the nearest checkpoint. The last one is pending.
+        Returns how many tokens were read again, and where the others came from, if not from memory."""
+        ids, recomputed, detail = self.ids[:length], 0, ""
         sampler = self._engine.sampler(self.seq)
         if ids:
             fed = ids[:-1]
-            recomputed = self._read_again(fed[self._nearest(fed, sampler) :])
+            nearest, detail = self._nearest(fed, sampler)
+            self._keep_copy(nearest)
+            recomputed = self._read_again(fed[nearest:])
             self._engine.mark(self.seq)  # who says it otherwise once may do so again
             self._engine.set_pending(self.seq, ids[-1])
         else:
             self._start_over(sampler)
         self.told = length
-        return recomputed
+        return recomputed, detail
 
-    def _nearest(self, fed: Sequence[int], sampler: SamplerParams) -> int:
-        """The sequence at the longest prefix of `fed` that memory or the store can go back to; its length.
-        After an error it is empty, and the text is read at the next turn."""
+    def _nearest(self, fed: Sequence[int], sampler: SamplerParams) -> tuple[int, str]:
+        """The sequence at the longest prefix of `fed` that memory, the copy or the store can go back to; its
+        length, and where it came from. After an error it is empty, and the text is read at the next turn."""
         here = self._engine.last_resumable(self.seq, len(fed))
-        if here == len(fed) or here >= self._manager.stored(self.session, fed):
+        stored = 0 if here == len(fed) else self._manager.stored(self.session, fed)
+        copy = self._turn_start
+        if copy is not None and max(here + 1, stored) <= copy.length <= len(fed) and copy.go_back(self.seq):
+            self.session.cut(copy.length)
+            return copy.length, "from the copy on the device that was made when the turn began"
+        if here >= stored:
             self._engine.rewind(self.seq, here)
             self.session.cut(here)
-            return here
+            return here, ""
+        self._keep_copy(0)
         self._engine.close(self.seq)
         try:
             self.seq, there = self._manager.seed(self.session, fed, sampler)
@@ -236,7 +252,12 @@ class Live:
             self.session.cut(0)
             self._clip()
             raise
-        return there
+        return there, "from the store" if there else ""
+
+    def _keep_copy(self, length: int) -> None:
+        """Of the rows that the turn began with only the first `length` are here."""
+        if self._turn_start is not None:
+            self._turn_start.cut(length)
 
     def _read_again(self, missing: Sequence[int]) -> int:
         """Feed what follows the sequence. Returns how many tokens were computed. After an error the sequence
@@ -252,15 +273,11 @@ class Live:
 
     def _start_over(self, sampler: SamplerParams) -> None:
         """An empty sequence in place of this one."""
+        self._keep_copy(0)
         self._engine.close(self.seq)
         self.seq = self._engine.create(sampler)
         self.session.cut(0)
 
     def _clip(self) -> None:
-        """No message reaches beyond the ids at hand. Where the text behind them is read again its place is
-        not known to the token, so messages there begin and end where the ids were cut: a rewind to
-        one of them goes back that far, and reads on from there."""
-        self.messages = [
-            replace(message, start=min(message.start, self.told), stop=min(message.stop, self.told))
-            for message in self.messages
-        ]
+        """No message reaches beyond the ids at hand."""
+        self.messages = clipped(self.messages, self.told)

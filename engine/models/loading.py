@@ -186,7 +186,8 @@ def output_matrix(load: Loader, name: str, vocab_size: int, width: int) -> Linea
 
 def tied_head(load: Loader, embedding: torch.Tensor) -> Linear:
     """The same, of the embedding table."""
-    return Linear(embedding[: len(load.share.ends(len(embedding)))])
+    mine = load.share.ends(len(embedding))
+    return Linear(embedding if mine else embedding.new_empty((0, embedding.shape[1])))
 
 
 def _load_head_norm(load: Loader, hp: Hparams, prefix: str, mine: HeadShare) -> HeadNorm | None:

@@ -17,7 +17,7 @@ from engine.linear import Linear
 from engine.models.fields import Fields
 from engine.models.hub_rope import read_rope, rope_section, rope_type, yarn_magnitude
 from engine.models.layers import Projection, RmsNorm
-from engine.models.loading import Loader, halves_of_pairs
+from engine.models.loading import Loader, halves_of_pairs, own
 from engine.parallel.share import values_of
 from engine.rope import Angles, Rotary, turn
 
@@ -190,7 +190,7 @@ def load_latent_attention(
         q_name = f"{prefix}.q_a_proj"
         norm_q = _norm(load, f"{prefix}.q_a_layernorm", sizes.q_rank, eps, gains.q)
         q_rows = load.tensor(f"{prefix}.q_b_proj.weight", *_q_shape(sizes))
-        up_q = Linear(_q_in_halves(q_rows[values_of(mine, sizes.head)], sizes))
+        up_q = Linear(_q_in_halves(own(q_rows[values_of(mine, sizes.head)]), sizes))
     k_up, v_up = _key_and_value(load, prefix, sizes, mine)
     norm_k = gate = None
     if load.has(f"{prefix}.k_rope_only_layernorm.weight"):
@@ -259,4 +259,4 @@ def _key_and_value(
         sizes.num_heads, -1, sizes.kv_rank
     )
     k, v = torch.split(both[mine.start : mine.stop], [sizes.nope, sizes.value], 1)
-    return k.contiguous(), v.transpose(1, 2).contiguous()
+    return own(k), own(v.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""The other ranks: each does to its own part what rank 0 tells it. `python -m engine.parallel.follower`"""
+"""The other ranks: each does to its own part of the model what rank 0 tells it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from engine.parallel.messages import (
 )
 from engine.parallel.share import Share
 from engine.parallel.slices import Slices, local_needs
-from engine.parallel.world import World
+from engine.parallel.world import LOOPBACK, World
 from engine.placing import run_pass
 from engine.slots import memory_spec
 from engine.state import PartKind, Point, Rows, SeqId, parts_of
@@ -151,18 +152,18 @@ def follow_torchrun(world: World) -> int:
     return _followed(lambda: DistGroup(Share(world.rank, world.size), None), world.local_rank)
 
 
-def main() -> int:
-    """A process that rank 0 has started. Returns its exit code."""
-    world = World.of(os.environ)
-    assert world is not None, "rank 0 says where it is"
+def main(rank: int, size: int, port: int) -> NoReturn:
+    """The life of a process that rank 0 of this machine has started and waits for at `port`."""
 
     def joined() -> Group:
-        store = TCPStore(world.address, world.port, is_master=False, wait_for_workers=False)
-        store.set(present(world.rank), "")
+        store = TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
+        store.set(present(rank), "")
         with loopback():
-            return DistGroup(Share(world.rank, world.size), store)
+            return DistGroup(Share(rank, size), store)
 
-    return _followed(joined, world.local_rank)
+    code = _followed(joined, local_rank=rank)
+    sys.stderr.flush()
+    os._exit(code)  # torch takes a second to put everything away
 
 
 def _followed(join: Callable[[], Group], local_rank: int) -> int:
@@ -180,7 +181,3 @@ def _followed(join: Callable[[], Group], local_rank: int) -> int:
         print(f"tenuto: a rank, by a bug of ours, {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

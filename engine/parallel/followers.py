@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -14,12 +13,21 @@ from pathlib import Path
 import torch.distributed as dist
 
 from engine.errors import RankLost
-from engine.parallel.world import LOOPBACK, World
+from engine.parallel.world import LOOPBACK
 
 TCPStore = dist.TCPStore  # type: ignore[attr-defined]  # torch has it there, but not in its list
 
 #: Seconds: for all to be started, for one that ended to be seen, and for one that was told so to end.
 _STARTING, _SEEN, _ENDING = 120.0, 1.0, 5.0
+
+
+#: What a follower runs: where the packages are comes first, its place in the world behind it.
+_FOLLOWER = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from engine.parallel.follower import main
+main(*map(int, sys.argv[1:]))
+"""
 
 
 class Followers:
@@ -42,17 +50,14 @@ class Followers:
         try:
             self._await()
         except BaseException:
-            self.end()
+            self.kill()
             raise
 
     def _start(self, rank: int, size: int) -> subprocess.Popen[bytes]:
-        world = World(rank, size, LOOPBACK, self._port, rank)
         # The packages of this process, not those of whatever folder the user is in.
         ours = str(Path(__file__).parent.parent.parent)
-        paths = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.parallel.follower"],
-            env={**os.environ, **world.environment(), "PYTHONPATH": paths},
+            [sys.executable, "-P", "-c", _FOLLOWER, ours, str(rank), str(size), str(self._port)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -67,13 +72,18 @@ class Followers:
                 raise RankLost(f"the model could not be divided: no rank came within {_STARTING:g} seconds")
             time.sleep(0.02)
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
     def lost(self) -> str | None:
         """Which of them ended, if any did; then all are ended."""
         deadline = time.monotonic() + _SEEN
         while not self._codes() and time.monotonic() < deadline:
             time.sleep(0.02)
         who = self._ended()
-        self._kill()
+        self.kill()
         return who
 
     def end(self) -> None:
@@ -81,7 +91,7 @@ class Followers:
         deadline = time.monotonic() + _ENDING
         while len(self._codes()) < len(self._processes) and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._kill()
+        self.kill()
 
     def _codes(self) -> dict[int, int]:
         polled = {rank: process.poll() for rank, process in self._processes.items()}
@@ -93,7 +103,8 @@ class Followers:
             return f"rank {rank} ended ({how})"
         return None
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End those that are there, at once."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.kill()

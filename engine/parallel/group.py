@@ -8,6 +8,7 @@ hours, and a connection that closes ends the wait at once.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -77,14 +78,13 @@ class DistGroup:
         """Joins the others where `store` is, else as torchrun's environment says. `lost` is told when someone
         does not answer, and may know who. Raises ConfigError where this process has a group already, RankLost
         where the others do not come."""
-        if dist.is_initialized():
-            raise ConfigError("this process already has a model that is divided among ranks: end it first")
+        check_vacant()
         self._share = share
         self._lost = lost
         self._broken: str | None = None
         self.num_totals = 0
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= share.size else "gloo"
-        with self._watching():
+        with self._watching(), _own_excepthook():
             dist.init_process_group(
                 backend,
                 init_method="env://" if store is None else None,
@@ -158,8 +158,8 @@ class DistGroup:
 
     def close(self, why: str) -> None:
         """See `Group.close`."""
-        self._broken = self._broken or why
-        if dist.is_initialized():
+        if self._broken is None:
+            self._broken = why
             dist.destroy_process_group()
 
     @contextmanager
@@ -173,6 +173,22 @@ class DistGroup:
             said = str(error).strip().splitlines()
             self.close(self._lost() or f"a rank does not answer ({said[0] if said else 'no reason given'})")
             raise RankLost(f"the model is no longer whole: {self._broken}") from error
+
+
+def check_vacant() -> None:
+    """Raises ConfigError where this process has a group already."""
+    if dist.is_initialized():
+        raise ConfigError("this process already has a model that is divided among ranks: end it first")
+
+
+@contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """torch puts one in its place that names the rank in every traceback of this process."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from engine.cache.table import build_memory
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RankLost
 from engine.parallel.followers import Followers
-from engine.parallel.group import DistGroup, Group, loopback
+from engine.parallel.group import DistGroup, Group, check_vacant, loopback
 from engine.parallel.memory import ParallelMemory
 from engine.parallel.messages import End, Load
 from engine.parallel.share import Share
@@ -30,7 +30,13 @@ class Lead:
         self.group = group
         self._wire = Wire(group)
         self._followers = followers
-        atexit.register(self.end)
+        # Also when no one ends it: where nothing refers to it any more, or this process ends.
+        self._end = weakref.finalize(self, _let_go, self._wire, followers)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each other rank that we started."""
+        return {} if self._followers is None else self._followers.pids
 
     def load(self, source: str | Path, config: EngineConfig) -> None:
         """Let the others read their part of a model, while this rank reads its own. Raises RankLost."""
@@ -48,25 +54,29 @@ class Lead:
 
     def end(self) -> None:
         """Let the others go; what is asked of them afterwards raises RankLost. Once is enough."""
-        atexit.unregister(self.end)
-        with contextlib.suppress(RankLost):
-            self._wire.tell(End())
-            self._wire.flush()
-        self.group.close("its ranks were let go")
-        if self._followers is not None:
-            self._followers.end()
+        self._end()
+
+
+def _let_go(wire: Wire, followers: Followers | None) -> None:
+    with contextlib.suppress(RankLost):
+        wire.tell(End())
+        wire.flush()
+    wire.group.close("its ranks were let go")
+    if followers is not None:
+        followers.end()
 
 
 def lead(size: int, world: World | None) -> Lead:
     """Rank 0 of `size`: of those that torchrun has started in `world`, or else of processes of our own.
     Raises ConfigError where torchrun has started another number, RankLost where they do not come."""
     if world is None:
+        check_vacant()
         followers = Followers(size)
         try:
             with loopback():
                 return Lead(DistGroup(Share(0, size), followers.store, lost=followers.lost), followers)
         except BaseException:
-            followers.end()
+            followers.kill()
             raise
     if world.size != size:
         raise ConfigError(f"tp = {size}: torchrun has started {world.size} ranks")

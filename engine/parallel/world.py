@@ -39,13 +39,3 @@ class World:
         if not 0 <= rank < size:
             raise ConfigError(f"RANK = {rank}: there are WORLD_SIZE = {size} ranks, counted from 0")
         return cls(rank, size, address, port, local_rank)
-
-    def environment(self) -> dict[str, str]:
-        """The variables that say all this."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.errors import ConfigError, FingerprintMismatch, NoSlot
+from engine.errors import ConfigError, EngineError, FingerprintMismatch, NoSlot
 from engine.runner import Engine
 from engine.state import (
     DraftState,
@@ -64,6 +64,8 @@ class ModelDrafter:
                     break
         except NoSlot:
             self._forget_others(seq)
+        except EngineError:  # the logits are no numbers, or a token is none of this model's
+            pass
         return guesses
 
     def cut(self, seq: SeqId, length: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 from engine.speculative.base import Drafter
+from engine.speculative.guarded import Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class Figures:
 
 
 class Speculation:
-    """`most` guesses at a time are asked of `drafter`."""
+    """`most` guesses at a time are asked of `drafter`, until it fails."""
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         if most < 1:
             raise ConfigError(f"draft_max = {most}: it must be at least 1")
-        self.drafter = drafter
+        self.drafter = Guarded(drafter)
         self.most = most
         self.figures = Figures()

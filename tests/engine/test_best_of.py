@@ -187,7 +187,8 @@ def test_after_an_error_the_sequence_is_as_it_was(
     make_engine: MakeEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine, twin = make_engine(), make_engine()
+    tight = {"n_ctx": 80, "num_cells": 80}  # no room for two
+    engine, twin = make_engine(**tight), make_engine(**tight)
     seq, same = asked(engine), asked(twin)
     before = picture(engine, seq)
     with monkeypatch.context() as patched:

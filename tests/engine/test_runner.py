@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine.errors import BatchRefused, ContextFull, EngineError, NoSlot
-from engine.runner import Engine, FeedResult
+from engine.reading import FeedResult
+from engine.runner import Engine
 from engine.state import NextLogits, Pending, SamplerParams
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import begun, bits, picture, said

@@ -15,7 +15,7 @@ LOGITS = torch.zeros(3)
 def record(count: int) -> Record:
     made = Record(SamplerParams())
     made.append(range(count))
-    made.logits, made.edge = LOGITS, NextLogits(LOGITS)
+    made.follow(LOGITS[None])
     return made
 
 

@@ -15,8 +15,9 @@ from engine.batch import Batch, counts_of
 from engine.cache.memory import Plan
 from engine.driver import Driver
 from engine.errors import BatchRefused, ContextFull, EngineError, NoSlot
+from engine.reading import FeedResult
 from engine.reply import Piece
-from engine.runner import Engine, FeedResult
+from engine.runner import Engine
 from engine.shared import SharedEngine
 from engine.state import NextLogits, Pending, SamplerParams, SeqId
 from engine.streams import RUN_AHEAD

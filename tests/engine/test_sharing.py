@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import NoSlot
-from engine.runner import Engine, FeedResult
+from engine.reading import FeedResult
+from engine.runner import Engine
 from tests.engine.conftest import MakeEngine
 from tests.engine.pictures import begun, picture, said
 

@@ -45,7 +45,7 @@ def occupy(engine: Engine, memory: PartsMemory, seq: SeqId, count: int) -> None:
             plan.apply(index)
         plan.commit()
         record.append(tokens)
-        record.follow(torch.zeros(260))
+        record.follow(torch.zeros(1, 260))
         memory.mark(seq)
 
 

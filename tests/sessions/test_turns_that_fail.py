@@ -111,9 +111,8 @@ def test_going_back_while_the_store_is_away_reads_again(
     make_engine: MakeEngine, windowed_path: Path, store: DiskStore
 ) -> None:
     faulty = FaultyStore(store)
-    chat = Conversation.new(
-        SessionManager(faulty, make_engine(windowed_path, num_seqs=2, max_batch=32, max_ubatch=32))
-    )
+    sizes = {"num_seqs": 2, "max_batch": 32, "max_ubatch": 32, "device_state_bytes": 0}
+    chat = Conversation.new(SessionManager(faulty, make_engine(windowed_path, **sizes)))
     hear(chat.say("one " * 30, SHORT))
     before = chat.ids
     hear(chat.say("two " * 430, SHORT))
@@ -128,9 +127,8 @@ def test_going_back_while_the_store_is_away_reads_again(
 def test_saying_it_anew_tells_what_had_to_be_read_again(
     make_engine: MakeEngine, windowed_path: Path, store: DiskStore
 ) -> None:
-    chat = Conversation.new(
-        SessionManager(store, make_engine(windowed_path, num_seqs=2, max_batch=32, max_ubatch=32))
-    )
+    sizes = {"num_seqs": 2, "max_batch": 32, "max_ubatch": 32, "device_state_bytes": 0}
+    chat = Conversation.new(SessionManager(store, make_engine(windowed_path, **sizes)))
     hear(chat.say("one " * 30, SHORT))
     hear(chat.say("two " * 430, SHORT))
     hear(chat.regenerate(SHORT))

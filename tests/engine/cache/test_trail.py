@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from engine.cache.memory import View
 from engine.cache.trail import newest_windows
-from engine.errors import EditRefused
+from engine.errors import EditRefused, NoSlot
 from engine.state import SeqId
 from tests.engine.cache.harness import A, B, C, batch_of
-from tests.engine.cache.members import Lines, compute, everything, member_spec, tiny_memory
+from tests.engine.cache.members import WINDOW, Lines, compute, everything, member_spec, tiny_memory
 
 POINT_KINDS = ("recurrent", "hybrid", "hybrid_iswa", "hybrid_idx", "dsv4")
 kinds = pytest.mark.parametrize("kind", POINT_KINDS)
@@ -79,8 +79,10 @@ def test_the_states_that_are_older_stay_and_the_later_ones_go(kind: str) -> None
     lines.feed((A, range(8)))
     lines.cut(A, 7)
     assert resumable(lines, A) == [0, 5, 6, 7]
+    assert lines.memory._trails.positions(A) == range(5, 7)
     lines.cut(A, 5)
     assert resumable(lines, A) == [0, 5]
+    assert not lines.memory._trails._by_seq[A].runs, "nothing is kept that nobody can go back to"
     lines.cut(A, 0)
     lines.feed((A, [1]))
     assert resumable(lines, A) == [0, 1]
@@ -126,6 +128,34 @@ def test_sequences_have_trails_of_their_own(kind: str) -> None:
 
 
 @kinds
+def test_who_is_asked_for_more_beside_another_keeps_no_more(kind: str) -> None:
+    """Two tokens of each go in side by side: of B both states are wanted, of A the second."""
+    lines = lines_of(kind, rollback=5, max_ubatch=4)
+    lines.feed((A, range(7)), (B, range(50, 52)))
+    assert resumable(lines, A) == [0, 2, 3, 4, 5, 6, 7]
+    assert resumable(lines, B) == [0, 1, 2]
+    lines.cut(A, 2)
+    lines.feed((A, range(80, 83)))
+
+
+@pytest.mark.parametrize("kind", ["iswa", "hybrid_iswa", "dsv4"])
+def test_no_batch_takes_a_window_row_that_going_back_into_it_needs(kind: str) -> None:
+    """Not where its cells are all that there are: one that would is refused as a whole."""
+    memory_spec = member_spec(kind, rollback=3, max_batch=8)
+    lines = Lines(memory_spec, tiny_memory(memory_spec, window_cells=WINDOW + 4))
+    for start in range(0, 40, 4):
+        lines.feed((A, range(start, start + 4)))
+        lines.cut(A, len(lines.tokens[A]) - 3)
+        lines.feed((A, range(100 + start, 104 + start)))
+        before = everything(lines.memory)
+        if start:
+            with pytest.raises(NoSlot):
+                lines.memory.plan(batch_of((A, len(lines.tokens[A]), range(5))))
+        assert everything(lines.memory) == before
+        lines.cut(A, len(lines.tokens[A]) - 2)
+
+
+@kinds
 def test_a_fork_carries_the_trail_and_each_goes_its_own_way(kind: str) -> None:
     lines = lines_of(kind)
     lines.feed((B, range(50, 57)))
@@ -134,6 +164,7 @@ def test_a_fork_carries_the_trail_and_each_goes_its_own_way(kind: str) -> None:
     lines.copy(A, C, 6)
     assert resumable(lines, B) == [0, 5, 6, 7, 8]
     assert resumable(lines, C) == [0, 5, 6]
+    assert lines.memory._trails.positions(C) == range(5, 6)
     lines.cut(A, 0)
     lines.cut(B, 7)
     lines.cut(C, 5)
@@ -148,6 +179,7 @@ def test_who_is_not_kept_leaves_no_trail_behind(kind: str) -> None:
     lines.feed((A, range(6)), (B, range(50, 56)))
     lines.memory.keep(B)
     lines.tokens[A] = []
+    assert not lines.memory._trails.positions(A)
     lines.feed((A, [1]))
     assert resumable(lines, A) == [0, 1]
     assert resumable(lines, B) == [0, 3, 4, 5, 6]

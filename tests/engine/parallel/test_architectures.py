@@ -6,6 +6,9 @@ those of one rank bit for bit: sums over heads and inner columns are added up in
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,6 +53,27 @@ def test_two_ranks_are_the_same_model(family: str) -> None:
     seq = alone.restore(state)
     assert same_bytes(alone.snapshot(seq), state)
     assert drift(torch.stack(told(alone, seq, MORE)), live) <= DRIFT
+
+
+#: What families may have, and the tiny models as they are have not.
+VARIATIONS = (
+    ("cohere2", {"attention_bias": True}),
+    ("deepseek_v3", {"attention_bias": True, "q_lora_rank": None}),
+    ("gemma4", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}),
+    ("gemma4", {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    ("nemotron_h", {"moe_latent_size": 32}),
+    ("nemotron_h", {"layers_block_type": ("attention", "mlp")}),
+    ("phi", {"qk_layernorm": True}),
+)
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIATIONS, ids=str)
+def test_variations_of_a_family(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    base.write(family, tmp_path, **changes)
+    _, alone = said(base.open_engine(tmp_path))
+    with divided(tmp_path, 3) as engine:
+        _, together = said(engine)
+    assert drift(together, alone) <= DRIFT
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNDIVIDED])

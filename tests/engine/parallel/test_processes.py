@@ -125,6 +125,7 @@ def assert_same_choices(mine: torch.Tensor, theirs: torch.Tensor, limit: float) 
     assert torch.equal(mine.argmax(-1)[clear], theirs.argmax(-1)[clear])
 
 
+@pytest.mark.slow
 def test_new_ranks_of_the_same_number_go_on_bit_for_bit(tmp_path: Path) -> None:
     """As after a restart: none of the processes is the same."""
     case = CASES[0]

@@ -122,8 +122,8 @@ class ThreadGroup:
 
 
 @contextmanager
-def divided(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
-    """An engine of `size` ranks, let go in the end."""
+def threads_as_ranks(size: int) -> Iterator[None]:
+    """Within it, a model that is loaded for `size` ranks has threads for the others. One at most."""
     hub = Hub(size)
 
     def run(rank: int) -> None:
@@ -134,19 +134,28 @@ def divided(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
             finally:
                 group.close("it is over")
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, size)]
-
     def lead(_: int, __: World | None) -> Lead:
         return Lead(ThreadGroup(hub, 0))
 
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, size)]
     for thread in threads:
         thread.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.loader.lead", lead)
-        engine = base.open_engine(folder, tp=size, **settings)
     try:
-        yield engine
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("engine.loader.lead", lead)
+            yield
     finally:
-        engine.end()
+        ThreadGroup(hub, 0).close("it is over")
         for thread in threads:
             thread.join()
+
+
+@contextmanager
+def divided(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
+    """An engine of `size` ranks, let go in the end."""
+    with threads_as_ranks(size):
+        engine = base.open_engine(folder, tp=size, **settings)
+        try:
+            yield engine
+        finally:
+            engine.end()

@@ -9,6 +9,16 @@ import torch
 
 from engine.state import DraftState, Fingerprint, SamplerParams, SeqId
 
+
+class Wrong(BaseException):
+    """What a drafter was told is not true. No exception: an engine goes on after those."""
+
+
+def must(condition: bool) -> None:
+    if not condition:
+        raise Wrong
+
+
 #: (all ids so far, how many guesses at most) -> the guesses
 Guess = Callable[[Sequence[int], int], Sequence[int]]
 
@@ -25,11 +35,11 @@ class Told:
 
     def observe(self, seq: SeqId, start: int, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
         known = self.seen.setdefault(seq, [])
-        assert len(known) == start, "every token is told once, in order"
+        must(len(known) == start)  # every token is told once, in order
         known.extend(tokens)
 
     def propose(self, seq: SeqId, tokens: Sequence[int], sampler: SamplerParams, count: int) -> Sequence[int]:
-        assert self.seen.get(seq, []) == list(tokens[:-1])
+        must(self.seen.get(seq, []) == list(tokens[:-1]))
         return self.guess(tokens, count)
 
     def cut(self, seq: SeqId, length: int) -> None:
@@ -42,14 +52,14 @@ class Told:
         return None
 
     def restore(self, seq: SeqId, tokens: Sequence[int], state: DraftState) -> None:
-        raise AssertionError("it keeps nothing")
+        raise Wrong("it keeps nothing")
 
 
 def continuation(whole: Sequence[int], wrong_at: Callable[[int], bool]) -> Guess:
     """Guesses the next tokens of `whole`, another one at the positions that are `wrong_at`."""
 
     def guess(tokens: Sequence[int], count: int) -> Sequence[int]:
-        assert list(tokens) == list(whole[: len(tokens)])
+        must(list(tokens) == list(whole[: len(tokens)]))
         right = enumerate(whole[len(tokens) : len(tokens) + count], start=len(tokens))
         return [(token + 1) % 250 if wrong_at(position) else token for position, token in right]
 

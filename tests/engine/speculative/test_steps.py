@@ -79,8 +79,32 @@ def test_members_that_cannot_go_back_far_enough_read_again_and_say_so(family: st
     figures = engine.figures
     assert figures is not None
     assert 0 < figures.accepted < figures.drafted
+    assert figures.replayed <= figures.accepted + figures.steps, "no more than was fed and kept"
     recurrent = family not in ("llama", "gemma3")
     assert (figures.replayed > 0) == (recurrent and rollback < 4)
+
+
+@pytest.mark.parametrize("rollback", range(5))
+def test_of_guesses_that_are_all_wrong_only_what_was_fed_is_read_again(rollback: int) -> None:
+    engine = open_member("mamba2", "f32", deterministic=True, rollback=rollback)
+    whole = plain(engine, 24)
+    engine.speculate(Told(continuation(whole, PATTERNS["always wrong"])), 4)
+    seq = begin(engine)
+    engine.choose(seq)
+    for _ in range(6):
+        engine.step(seq)
+    assert engine.figures is not None
+    assert engine.figures.replayed == (6 if rollback < 4 else 0)
+
+
+def test_what_is_longer_than_a_batch_is_read_again_in_batches() -> None:
+    sizes = {"max_batch": 8, "max_ubatch": 8, "checkpoint_bytes": 0}
+    engine = open_member("mamba2", "f32", deterministic=True, **sizes)
+    whole = plain(engine, 16)
+    engine.speculate(Told(continuation(whole, PATTERNS["always wrong"])), 4)
+    assert [piece.token for piece in engine.generate(begin(engine), max_tokens=8)] == whole[len(PROMPT) :][:8]
+    assert engine.figures is not None
+    assert engine.figures.replayed > 8 * engine.figures.steps
 
 
 def test_a_reply_that_is_closed_early_was_said_only_as_far_as_it_was_read(make_engine: MakeEngine) -> None:
@@ -137,6 +161,33 @@ def test_a_stop_text_within_the_guesses_ends_the_reply_there(make_engine: MakeEn
     assert ids(drafting, again) == stood
 
 
+@pytest.mark.parametrize("rollback", [0, 4])
+def test_checkpoints_are_where_they_are_without_guesses(rollback: int) -> None:
+    sizes = {"deterministic": True, "checkpoint_every": 8}
+    engine, other = (open_member("mamba2", "f32", rollback=n, **sizes) for n in (rollback, 0))
+    whole = plain(other, 50)
+    engine.speculate(Told(continuation(whole, PATTERNS["every third wrong"])), 4)
+    seq, same = begin(engine), begin(other)
+    while engine.length(seq) < 45:
+        engine.step(seq)
+    while other.length(same) < engine.length(seq):
+        other.decode([same])
+    mine, theirs = (
+        [point.position for point in e.snapshot(s).points] for e, s in ((engine, seq), (other, same))
+    )
+    assert set(theirs) <= set(mine)
+    assert rollback == 0 or mine == theirs
+
+
+def test_guesses_passed_by_hand_do_not_skip_a_checkpoint() -> None:
+    engine = open_member("mamba2", "f32", rollback=4, deterministic=True, checkpoint_every=8)
+    whole = plain(engine, 20)
+    seq = begin(engine)
+    engine.advance({seq: whole[len(PROMPT) : 14]})
+    engine.advance({seq: whole[14:15]}, {seq: whole[15:18]})
+    assert [point.position for point in engine.snapshot(seq).points] == [8, 18]
+
+
 def test_forks_rewinds_and_shared_prefixes_are_told_to_the_drafter(make_engine: MakeEngine) -> None:
     engine = make_engine(deterministic=True)
     whole = plain(engine, 40)
@@ -176,6 +227,15 @@ def test_requests_of_a_scheduler_draft_side_by_side(make_engine: MakeEngine) -> 
         assert pieces[text] == list(single.generate(seq, max_tokens=20))
     assert engine.figures is not None
     assert engine.figures.drafted > 0
+
+
+def test_a_batch_of_guesses_is_one_pass(make_engine: MakeEngine) -> None:
+    """Windows have cells for one pass beside what they need, so that it can be taken back."""
+    engine = make_engine(max_ubatch=3)
+    engine.speculate(Told(lambda tokens, count: [5] * 9), 4)
+    seq = begin(engine)
+    engine.choose(seq)
+    assert engine.propose(seq) == (5, 5)
 
 
 def test_guesses_that_are_no_ids_of_the_model_are_left_out(make_engine: MakeEngine) -> None:
