@@ -105,14 +105,28 @@ class DistGroup:
         x = x.contiguous()
         terms = [torch.empty_like(x) for _ in range(self._share.size)]
         with self._watching():
-            # Bytes, whatever they mean: gloo need not know the dtype.
-            bytes_of = [term.view(torch.uint8) for term in terms]
-            dist.all_gather(bytes_of, x.view(torch.uint8), group=self._passes)
+            self._exchange(x, terms)
         self.num_totals += 1
         out = terms[0].float()
         for term in terms[1:]:
             out = out + term.float()
         return out
+
+    def _exchange(self, x: torch.Tensor, terms: list[torch.Tensor]) -> None:
+        """Fill `terms` with every rank's `x`."""
+        if x.is_cuda:
+            dist.all_gather(terms, x, group=self._passes)
+            return
+        # With gloo one message from each to each takes a third of the time of its all_gather, for the few
+        # kilobytes of a token. Bytes, whatever they mean: it need not know the dtype.
+        mine = self._share.rank
+        terms[mine] = x
+        others = [rank for rank in range(self._share.size) if rank != mine]
+        waits = [dist.irecv(terms[rank].view(torch.uint8), rank, group=self._passes) for rank in others]
+        waits += [dist.isend(x.view(torch.uint8), rank, group=self._passes) for rank in others]
+        for wait in waits:
+            if wait is not None:
+                wait.wait()
 
     def tell(self, message: bytes) -> None:
         """See `Group.tell`."""
