@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sessions.manager import SessionManager
 
 
+#: Whose the sessions are where nobody is named: a person's own, and all of a service without API keys.
+DEFAULT_TENANT = "default"
+
+
 @dataclass(slots=True)
 class Flags:
     """What -q and --debug said, wherever on the line they stood."""
@@ -30,10 +34,17 @@ class Flags:
 class App:
     """One command's view of the floors below. `out` is how it speaks."""
 
-    def __init__(self, out: Output, url: str | None = None, unlocking: Unlocking | None = None) -> None:
+    def __init__(
+        self,
+        out: Output,
+        url: str | None = None,
+        unlocking: Unlocking | None = None,
+        tenant: str | None = None,
+    ) -> None:
         self.out = out
         self.url = url or str(default_store())
         self.unlocking = unlocking or Unlocking.said(None, None)
+        self.tenant = tenant or DEFAULT_TENANT
         self._store: Store | None = None
 
     def __enter__(self) -> Self:
@@ -55,7 +66,7 @@ class App:
         from sessions.stores.open import open_store
 
         if self._store is None:
-            self._store = open_store(self.url, keyring=self.unlocking.keyring())
+            self._store = open_store(self.url, self.tenant, keyring=self.unlocking.keyring())
         return self._store
 
     def manager(
@@ -64,7 +75,7 @@ class App:
         from sessions.manager import SessionManager
         from sessions.policy import Policy
 
-        return SessionManager(self.store, engine, Policy.from_mapping(dict(policy or {})))
+        return SessionManager(self.store, engine, Policy.from_mapping(dict(policy or {})), tenant=self.tenant)
 
     def engine(self, options: EngineOptions, session: str | None = None) -> Engine:
         """The model asked for; failing that, the one that `session` was made with, then smollm2.

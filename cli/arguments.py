@@ -41,7 +41,7 @@ def complete_pin(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def _quiet_app(ctx: click.Context) -> App:
     said = Unlocking.said(ctx.params.get("keys"), ctx.params.get("master_key"))
-    return App(Output(quiet=True, as_json=False), ctx.params.get("url"), said)
+    return App(Output(quiet=True, as_json=False), ctx.params.get("url"), said, ctx.params.get("of"))
 
 
 session_argument = click.argument("session", metavar="SESSION", shell_complete=complete_session)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from cli.app import App
-from cli.options import with_app
+from cli.options import with_whole_store
 from engine.errors import UsageError
 
 
@@ -15,7 +15,7 @@ from engine.errors import UsageError
 @click.option("--tenant", metavar="TENANT", help="Who is erased.")
 @click.option("--session", metavar="SESSION", help="Erase one session, where each has keys of its own.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@with_app
+@with_whole_store
 def erase(app: App, tenant: str | None, session: str | None, yes: bool) -> None:
     """Destroy a tenant's keys, revoke its API keys, and delete what it has in this store.
 

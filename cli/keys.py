@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cli.app import App
-from cli.options import keys_options, with_app, with_output
+from cli.options import keys_options, with_output, with_whole_store
 from cli.ordered import Ordered
 from cli.output import Output, counted, moment
 from cli.unlocking import Unlocking
@@ -140,7 +140,7 @@ def revoke(out: Output, unlocking: Unlocking, ids: tuple[str, ...]) -> None:
     is_flag=True,
     help="Destroy the old keys after it. Copies that were made before cannot be read any more.",
 )
-@with_app
+@with_whole_store
 def rotate(app: App, tenant: str | None, master: bool, drop_old: bool) -> None:
     """Put new keys in the place of old ones, while everything is used.
 

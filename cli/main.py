@@ -16,6 +16,7 @@ from cli.app import Flags
 from cli.chat import chat
 from cli.check import check
 from cli.completion import completion
+from cli.diff import diff
 from cli.erase import erase
 from cli.export import export
 from cli.fork import fork
@@ -38,6 +39,7 @@ from cli.run import run
 from cli.save import save
 from cli.serve import serve
 from cli.show import show
+from cli.verify import verify
 from engine.errors import TenutoError
 from engine.parallel.world import World
 
@@ -59,6 +61,8 @@ COMMANDS = (
     export,
     import_,
     inspect,
+    diff,
+    verify,
     check,
     gc,
     keys,

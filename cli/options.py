@@ -75,9 +75,24 @@ debug_option = click.option(
 
 
 def with_app(function: Command) -> Command:
-    """Hands the command an `App` as its first argument; adds --store, --keys, --master-key, --json, -q and
-    --debug."""
+    """Hands the command an `App` as its first argument; adds --store, --tenant, --keys, --master-key, --json,
+    -q and --debug."""
+    tenant = click.option(
+        "--tenant",
+        "of",
+        envvar="TENUTO_TENANT",
+        metavar="TENANT",
+        help="Whose conversations, where a service has API keys.  [env: TENUTO_TENANT]",
+    )
+    return _with_app(function, tenant)
 
+
+def with_whole_store(function: Command) -> Command:
+    """As `with_app`, for what is not of one tenant, or says itself of which."""
+    return _with_app(function)
+
+
+def _with_app(function: Command, *options: Callable[[Command], Command]) -> Command:
     @click.option(
         "--store",
         "url",
@@ -85,11 +100,14 @@ def with_app(function: Command) -> Command:
         metavar="URL",
         help="Where conversations live: a folder, or redis://…  [env: TENUTO_STORE]",
     )
+    @functools.partial(_apply, options)
     @keys_options
     @_with_output
     @functools.wraps(function)
-    def command(out: Output, *args: Any, url: str | None, unlocking: Unlocking, **kwargs: Any) -> Any:
-        with App(out, url, unlocking) as app:
+    def command(
+        out: Output, *args: Any, url: str | None, unlocking: Unlocking, of: str | None = None, **kwargs: Any
+    ) -> Any:
+        with App(out, url, unlocking, of) as app:
             return function(app, *args, **kwargs)
 
     return command

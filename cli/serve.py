@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.app import App
-from cli.options import EngineOptions, engine_options, with_app
+from cli.options import EngineOptions, engine_options, with_whole_store
 from cli.retention import duration, retention_options
 from engine.errors import UsageError
 
@@ -83,7 +83,7 @@ class _Said:
 @click.option("--cells", type=click.IntRange(min=1), help="Tokens of all of them together (default: --ctx).")
 @engine_options
 @retention_options
-@with_app
+@with_whole_store
 def serve(
     app: App,
     host: str,

@@ -39,10 +39,12 @@
     │   ├── LeaseHeld              55   another process is writing to the session
     │   ├── LeaseLost              56   our own lease ended, or was taken over
     │   ├── NoCheckpoint           57   the session cannot be resumed at that position
-    │   └── ProblemsFound          58   `check` found something wrong
+    │   ├── ProblemsFound          58   `check` found something wrong
+    │   └── Drifted                59   `verify` found that stored rows say otherwise than the model does
     ├── ServiceError               60
     │   ├── Busy                   61   as many turns run and wait as may
-    │   └── Draining               62   the service is being ended, and takes no more turns
+    │   ├── Draining               62   the service is being ended, and takes no more turns
+    │   └── ServiceUnreachable     63   a service that does not answer, or does not let itself be watched
     └── KeysError                  70
         ├── KeyRefused             71   an API key that is none of ours, or was revoked
         ├── SealRefused            72   a sealed store without its keys, or keys where nothing is sealed
@@ -222,6 +224,10 @@ class ProblemsFound(SessionError):
     exit_code = 58
 
 
+class Drifted(SessionError):
+    exit_code = 59
+
+
 class ServiceError(TenutoError):
     exit_code = 60
 
@@ -232,6 +238,10 @@ class Busy(ServiceError):
 
 class Draining(ServiceError):
     exit_code = 62
+
+
+class ServiceUnreachable(ServiceError):
+    exit_code = 63
 
 
 class KeysError(TenutoError):
