@@ -54,7 +54,15 @@ def fetched(name: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
+def one_redis_server() -> Iterator[RedisServer]:
     """A real server on a socket of its own, for the whole run of one worker."""
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture
+def redis_server(one_redis_server: RedisServer) -> RedisServer:
+    """The same, empty: what a test leaves there, settings of a store too, meets no other."""
+    with one_redis_server.client() as client:
+        client.flushall()
+    return one_redis_server
