@@ -33,6 +33,9 @@ CLUSTER = ("redis+cluster", "rediss+cluster")
 #: All that the client library raises on purpose; the second is no kind of the first.
 CLIENT_ERRORS = (RedisError, RedisClusterException)
 
+#: How a server refuses without the library's knowing it: the second, from within a script (before Redis 7).
+_REFUSALS = ("NOAUTH", "user executing the script can't")
+
 _PORT = 6379
 _SENTINEL_PORT = 26379
 
@@ -102,7 +105,9 @@ def _hosts(hosts: str, port: int) -> list[tuple[str, int]]:
 def redis_error(error: RedisError | RedisClusterException) -> StoreError:
     """What an error of the client library means to the caller, in one line."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError) or "NOAUTH" in text:
+    if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError) or any(
+        refusal in text for refusal in _REFUSALS
+    ):
         return StoreUnavailable(f"the Redis server refuses us: {text}", permanent=True)
     if "command not allowed when used memory" in text or "command not allowed under OOM" in text:
         return StoreFull("the Redis server has no memory left for this (maxmemory)")
