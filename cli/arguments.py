@@ -17,6 +17,9 @@ from engine.errors import TenutoError
 if TYPE_CHECKING:
     from sessions.session import SessionInfo
 
+#: Of so many sessions, those begun last, names and ids are completed.
+_COMPLETED = 1000
+
 
 def as_data(info: SessionInfo) -> dict[str, Any]:
     return asdict(info)
@@ -25,7 +28,7 @@ def as_data(info: SessionInfo) -> dict[str, Any]:
 def complete_session(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     found = []
     with contextlib.suppress(TenutoError, OSError), _quiet_app(ctx) as app:
-        for info in app.manager().list():
+        for info in app.manager().page(_COMPLETED).sessions:
             word = info.name or info.id
             if word.lower().startswith(incomplete.lower()):
                 found.append(CompletionItem(word, help=shorten(info.title, 50)))

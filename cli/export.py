@@ -31,7 +31,7 @@ def export(app: App, session: str, path: str | None, force: bool) -> None:
         manager.export(session, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    info = manager.info(session)
+    info = manager.brief(session)
     target = named_file(path or f"{info.name or info.id}.tenuto")
     with replacing(target, force) as out:
         archive = manager.export(session, out)

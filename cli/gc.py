@@ -32,7 +32,12 @@ def gc(app: App, dry_run: bool, grace: float | None, retention: dict[str, object
         if app.out.as_json:
             blobs = [{"blob": info.blob, "nbytes": info.nbytes} for info in plan.blobs]
             app.out.data(
-                {"expired": plan.expired, "released": plan.released, "blobs": blobs, "nbytes": plan.nbytes}
+                {
+                    "expired": list(plan.expired),
+                    "released": list(plan.released),
+                    "blobs": blobs,
+                    "nbytes": plan.nbytes,
+                }
             )
             return
         for session in plan.expired:

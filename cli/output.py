@@ -60,8 +60,10 @@ def one_line(text: str) -> str:
     return plain(" ".join(text.split()))
 
 
-def size(nbytes: int) -> str:
-    """Bytes for people, in powers of 1,000."""
+def size(nbytes: int | None) -> str:
+    """Bytes for people, in powers of 1,000; a dash where they are not known."""
+    if nbytes is None:
+        return "-"
     value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
     while value >= 999.95 and len(units) > 1:
         value /= 1000

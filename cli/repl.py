@@ -255,9 +255,10 @@ class Repl:
         if info is None:
             self._out.text("not saved yet")
         else:
+            sized = self._manager.info(info.id)
             self._out.text(
-                f"turn {info.generation} saved: {size(info.own_bytes)} of its own, "
-                f"{size(info.shared_bytes)} shared"
+                f"turn {info.generation} saved: {size(sized.own_bytes)} of its own, "
+                f"{size(sized.shared_bytes)} shared"
                 + (f", kept as {', '.join(info.pins)}" if info.pins else "")
             )
         self._out.text(f"seed {self._sampler.seed}, temperature {self._sampler.temperature:g}")

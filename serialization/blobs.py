@@ -130,7 +130,9 @@ class Store(Protocol):
         """Which of `blobs` are there now. A hint: no save relies on it alone."""
         ...
 
-    def list_blobs(self) -> Iterator[BlobInfo]: ...
+    def list_blobs(self) -> Iterator[BlobInfo]:
+        """Every blob that is there all the while once, in any order; read on as it is asked for."""
+        ...
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         """Delete `blob` if it is `older_than` seconds old or more, atomically. True if this took it away."""
@@ -151,7 +153,11 @@ class Store(Protocol):
     def read_many(self, names: Sequence[str]) -> tuple[bytes | None, ...]: ...
 
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        """(name, value) of every ref whose name starts with `prefix`, sorted by name."""
+        """(name, value) of every ref whose name starts with `prefix`, in an order of the store's own.
+
+        Read on as it is asked for: what is there all the while comes once, and of what is set or deleted
+        meanwhile nothing is promised.
+        """
         ...
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:

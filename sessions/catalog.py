@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, islice
 
 from engine.errors import BlobMissing, SessionAmbiguous, SessionExists, SessionNotFound, StateError
 from serialization.blobs import BlobId, Store, parse_blob_id
 from serialization.manifest import Manifest
 from sessions import names
 from sessions.lease import read_lease
+
+#: Of the sessions that a start of an id could mean so many are counted.
+_TOLD = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +34,6 @@ class Entry:
         yield self.blob
         for ref in self.manifest.blobs():
             yield ref.blob
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Every session and pin of a store at one moment, by id and by name; by ref, what of them could not
-    be read."""
-
-    sessions: dict[str, Entry] = field(default_factory=dict)
-    pins: dict[str, Entry] = field(default_factory=dict)
-    unreadable: dict[str, StateError] = field(default_factory=dict)
-
-    def entries(self) -> list[Entry]:
-        return [*self.sessions.values(), *self.pins.values()]
-
-    def referenced(self) -> set[BlobId]:
-        """Every blob that some ref needs, manifests included."""
-        return {blob for entry in self.entries() for blob in entry.blobs()}
-
-    def whole(self) -> Contents:
-        """These contents. Raises StateError where one could not be read, so that some are unknown."""
-        for error in self.unreadable.values():
-            raise error
-        return self
 
 
 class Catalog:
@@ -86,9 +67,10 @@ class Catalog:
             return named
         found: list[tuple[str, bytes]] = []
         if ref.isalnum():
-            found = list(self._store.list_refs(names.session_ref(ref.upper())))
+            found = list(islice(self._store.list_refs(names.session_ref(ref.upper())), _TOLD + 1))
         if len(found) > 1:
-            raise SessionAmbiguous(f"{ref!r} is the start of {len(found)} session ids")
+            count = str(len(found)) if len(found) <= _TOLD else f"more than {_TOLD}"
+            raise SessionAmbiguous(f"{ref!r} is the start of {count} session ids")
         if not found:
             raise SessionNotFound(f"there is no session {ref!r}")
         return found[0][0].removeprefix(names.SESSIONS)
@@ -118,19 +100,35 @@ class Catalog:
     def drop_name(self, name: str, session: str) -> None:
         self._store.swap(names.name_ref(name), session.encode(), None)
 
-    def contents(self) -> Contents:
-        """Read every session and pin: one that is damaged does not hide the others."""
-        contents = Contents()
-        for prefix, found in ((names.SESSIONS, contents.sessions), (names.PINS, contents.pins)):
-            for ref, value in self._store.list_refs(prefix):
-                try:
-                    entry = self._latest(ref, value)
-                except StateError as error:
-                    contents.unreadable[ref] = error
-                    continue
-                if entry is not None:
-                    found[ref.removeprefix(prefix)] = entry
-        return contents
+    def entries(self) -> Iterator[Entry]:
+        """Every session, then every pin. Raises StateError at the first that cannot be read."""
+        for _, found in self._read_each(names.SESSIONS, names.PINS):
+            if isinstance(found, StateError):
+                raise found
+            yield found
+
+    def readable(self) -> Iterator[Entry]:
+        """The same of those that can be read: one that is damaged does not hide the others."""
+        each = self._read_each(names.SESSIONS, names.PINS)
+        return (found for _, found in each if isinstance(found, Entry))
+
+    def readable_pins(self) -> Iterator[Entry]:
+        return (found for _, found in self._read_each(names.PINS) if isinstance(found, Entry))
+
+    def unreadable(self) -> dict[str, StateError]:
+        """By ref, what of sessions and pins cannot be read."""
+        each = self._read_each(names.SESSIONS, names.PINS)
+        return {ref: found for ref, found in each if isinstance(found, StateError)}
+
+    def _read_each(self, *prefixes: str) -> Iterator[tuple[str, Entry | StateError]]:
+        for ref, value in chain.from_iterable(map(self._store.list_refs, prefixes)):
+            try:
+                entry = self._latest(ref, value)
+            except StateError as error:
+                yield ref, error
+                continue
+            if entry is not None:
+                yield ref, entry
 
     def _latest(self, ref: str, value: bytes | None) -> Entry | None:
         """What the ref names; where that is gone because the ref was moved by now, what it names by now."""

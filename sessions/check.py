@@ -16,6 +16,12 @@ from sessions.catalog import Catalog, Entry
 from sessions.lease import acquire
 from sessions.prefix import PrefixIndex
 from sessions.reduce import without
+from sessions.scratch import Scratch
+
+_VERDICTS = (
+    "CREATE TABLE needed (blob TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE verdict (blob TEXT PRIMARY KEY, nbytes INT, kind TEXT, message TEXT) WITHOUT ROWID",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +56,42 @@ def check_store(store: Store) -> CheckReport:
     """Read everything that refs need; changes nothing."""
     damaged = store.check_index()
     if damaged:  # refs cannot be trusted, so nothing else can be judged by them
-        problems = tuple(Problem("index", "index", line) for line in damaged)
-        return CheckReport(problems, 0, 0, 0, 0)
-    problems_: list[Problem] = []
-    entries = list(_entries(store, problems_))
-    verdicts: dict[BlobId, StateError | None] = {}
-    expired: set[BlobId] = set()
-    nbytes = 0
-    for entry in entries:
-        of_draft = entry.manifest.of_draft()
-        for blob in (ref.blob for ref in entry.manifest.blobs()):
-            if blob not in verdicts:
-                verdicts[blob], size = _verify(store, blob)
-                nbytes += size
-            error = verdicts[blob]
-            if isinstance(error, BlobMissing) and store.rows_expire:
-                expired.add(blob)
-            elif error is not None:
-                kind = "missing" if isinstance(error, BlobMissing) else "corrupt"
-                whose = " (of its draft)" if blob in of_draft else ""
-                problems_.append(Problem(kind, entry.ref, f"{error}{whose}"))
-    referenced = {blob for entry in entries for blob in entry.blobs()}
-    orphans = sum(info.blob not in referenced for info in store.list_blobs())
-    sessions = sum(entry.ref.startswith(names.SESSIONS) for entry in entries)
-    return CheckReport(
-        tuple(problems_),
-        sessions,
-        len(verdicts) - len(expired) + len(entries),
-        nbytes,
-        orphans,
-        expired=len(expired),
-    )
+        lines = tuple(Problem("index", "index", line) for line in damaged)
+        return CheckReport(lines, 0, 0, 0, 0)
+    problems: list[Problem] = []
+    with Scratch(*_VERDICTS) as scratch:
+        sessions = entries = 0
+        for entry in _entries(store, problems):
+            entries += 1
+            sessions += entry.ref.startswith(names.SESSIONS)
+            scratch.do_many("INSERT OR IGNORE INTO needed VALUES (?)", ((blob,) for blob in entry.blobs()))
+            of_draft = entry.manifest.of_draft()
+            for ref in entry.manifest.blobs():
+                kind, message = _verdict(store, scratch, ref.blob)
+                if kind is not None and not (kind == "missing" and store.rows_expire):
+                    whose = " (of its draft)" if ref.blob in of_draft else ""
+                    problems.append(Problem(kind, entry.ref, f"{message}{whose}"))
+        orphans = sum(
+            scratch.row("SELECT 1 FROM needed WHERE blob = ?", info.blob) is None
+            for info in store.list_blobs()
+        )
+        missing = scratch.number("SELECT COUNT(*) FROM verdict WHERE kind = 'missing'")
+        expired = missing if store.rows_expire else 0
+        verified = scratch.number("SELECT COUNT(*) FROM verdict") - expired
+        nbytes = scratch.number("SELECT SUM(nbytes) FROM verdict")
+    return CheckReport(tuple(problems), sessions, verified + entries, nbytes, orphans, expired=expired)
+
+
+def _verdict(store: Store, scratch: Scratch, blob: BlobId) -> tuple[str | None, str]:
+    """What is wrong with a blob, if anything: what kind of problem it is, and what to say. Read once."""
+    known = scratch.row("SELECT kind, message FROM verdict WHERE blob = ?", blob)
+    if known is not None:
+        return known[0], known[1]
+    error, nbytes = _verify(store, blob)
+    kind = None if error is None else "missing" if isinstance(error, BlobMissing) else "corrupt"
+    message = "" if error is None else str(error)
+    scratch.do("INSERT INTO verdict VALUES (?, ?, ?, ?)", blob, nbytes, kind, message)
+    return kind, message
 
 
 def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckReport:

@@ -181,7 +181,7 @@ class Conversation:
 
     def info(self) -> SessionInfo | None:
         """None before the first save."""
-        return self._manager.info(self.session.id) if self.session.entry else None
+        return self._manager.brief(self.session.id) if self.session.entry else None
 
     def close(self) -> None:
         """Let go of the sequence and the lease; what is not saved by now is lost."""

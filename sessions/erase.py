@@ -55,7 +55,7 @@ def erase_session(manager: SessionManager, keys: TenantKeys, ref: str) -> str:
         raise UsageError(
             f"the sessions of {keys.tenant} have no keys of their own: they go with their tenant"
         )
-    session = manager.info(ref).id
+    session = manager.find(ref)
     for pin in manager.pins():
         if pin.session == session:
             manager.unpin(pin.name)

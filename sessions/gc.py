@@ -7,27 +7,29 @@ puts at that moment is thereby younger, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from engine.errors import LeaseHeld, SessionNotFound, StaleSession, StateError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_class
 from serialization.manifest import Manifest
 from sessions import names
-from sessions.catalog import Catalog, Contents, is_there
+from sessions.catalog import Catalog, is_there
+from sessions.census import Census
 from sessions.policy import Policy
-from sessions.reduce import has_rows
+from sessions.scratch import Rows, Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """What `collect` would do: sessions to delete, sessions to strip of their rows, blobs to delete.
-    `turns` is where those sessions stood: one that was saved since is no longer old."""
+    """What `collect` would do: sessions to delete, sessions to strip of their rows, blobs to delete. They are
+    read from a temporary file each time. `turn` tells where one of those sessions stood: one that was saved
+    since is no longer old."""
 
-    expired: tuple[str, ...]
-    released: tuple[str, ...]
-    blobs: tuple[BlobInfo, ...]
-    turns: Mapping[str, BlobId] = field(default_factory=dict)
+    expired: Collection[str]
+    released: Collection[str]
+    blobs: Collection[BlobInfo]
+    turn: Callable[[str], BlobId | None]
 
     @property
     def nbytes(self) -> int:
@@ -48,22 +50,77 @@ class GcResult:
 
 def plan_gc(store: Store, policy: Policy) -> GcPlan:
     """Raises StateError if a manifest cannot be read: nothing is deleted on a guess."""
-    contents = Catalog(store).contents().whole()
-    now = store.now()
-    pinned = {entry.manifest.session for entry in contents.pins.values()}
-    age = {name: now - entry.manifest.updated for name, entry in contents.sessions.items()}
-    expired = _older(age, policy.session_ttl, pinned)
-    released = [
-        name for name in _older(age, policy.rows_ttl, pinned) if has_rows(contents.sessions[name].manifest)
-    ]
-    infos = list(store.list_blobs())
-    gone = {*expired, *released}
-    released += _over_budget(contents, infos, policy, gone | pinned, gone)
-    referenced = contents.referenced()
-    blobs = tuple(i for i in infos if i.blob not in referenced and i.age >= policy.grace)
-    released = [name for name in released if name not in expired]
-    turns = {name: contents.sessions[name].blob for name in (*expired, *released)}
-    return GcPlan(tuple(expired), tuple(released), blobs, turns)
+    census = Census(store, Catalog(store).entries())
+    census.look()
+    scratch, now = census.scratch, store.now()
+    for statement in (
+        "CREATE TABLE unneeded (blob TEXT, nbytes INT, age REAL)",
+        "CREATE TABLE expired (session TEXT PRIMARY KEY) WITHOUT ROWID",
+        "CREATE TABLE released (place INTEGER PRIMARY KEY, session TEXT UNIQUE)",
+        "CREATE TABLE chosen (place INTEGER PRIMARY KEY, session TEXT)",
+    ):
+        scratch.do(statement)
+    blobs = ((info.blob, info.nbytes, info.age) for info in census.unneeded(policy.grace))
+    scratch.do_many("INSERT INTO unneeded VALUES (?, ?, ?)", blobs)
+    if policy.session_ttl is not None:
+        scratch.do(f"INSERT INTO expired {_OLDER}", now - policy.session_ttl)
+    if policy.rows_ttl is not None:
+        released = f"{_OLDER} AND rows AND session NOT IN expired ORDER BY session"
+        scratch.do(f"INSERT INTO released (session) {released}", now - policy.rows_ttl)
+    if policy.budget is not None:
+        _release_over(census, policy.budget)
+    return GcPlan(
+        Rows(scratch, "SELECT session FROM expired ORDER BY session", _text),
+        Rows(scratch, "SELECT session FROM released ORDER BY place", _text),
+        Rows(scratch, "SELECT blob, nbytes, age FROM unneeded", _info),
+        census.turn,
+    )
+
+
+#: Sessions not saved since a time, and not pinned.
+_OLDER = """
+    SELECT session FROM entry WHERE NOT pin AND updated < ?
+    AND session NOT IN (SELECT session FROM entry WHERE pin)
+"""
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _info(blob: str, nbytes: int, age: float) -> BlobInfo:
+    return BlobInfo(BlobId(blob), nbytes, age)
+
+
+def _release_over(census: Census, budget: int) -> None:
+    """Also release the sessions least recently saved whose rows must go for the rest to fit the budget."""
+    scratch = census.scratch
+    scratch.do("CREATE TABLE left_uses AS SELECT * FROM uses")
+    for gone in ("expired", "released"):
+        scratch.do(f"DELETE FROM left_uses WHERE session IN (SELECT session FROM {gone})")
+    for column in ("session", "blob"):
+        scratch.do(f"CREATE INDEX left_{column} ON left_uses ({column})")
+    total = scratch.number(
+        f"SELECT SUM(nbytes) FROM stored WHERE blob NOT LIKE '{BlobClass.MANIFEST}-%'"
+        " AND blob IN (SELECT blob FROM left_uses)"
+    )
+    oldest = scratch.rows(
+        "SELECT session FROM entry WHERE NOT pin AND rows"
+        " AND session NOT IN (SELECT session FROM entry WHERE pin)"
+        " AND session NOT IN expired AND session NOT IN (SELECT session FROM released) ORDER BY updated"
+    )
+    for (session,) in oldest:
+        if total <= budget:
+            break
+        total -= scratch.number(
+            f"SELECT SUM(nbytes) FROM stored WHERE blob NOT LIKE '{BlobClass.MANIFEST}-%'"
+            " AND blob IN (SELECT blob FROM left_uses WHERE session = ?)"
+            " AND (SELECT COUNT(*) FROM left_uses WHERE left_uses.blob = stored.blob) = 1",
+            session,
+        )
+        scratch.do("DELETE FROM left_uses WHERE session = ?", session)
+        scratch.do("INSERT INTO chosen (session) VALUES (?)", session)
+    scratch.do("INSERT INTO released (session) SELECT session FROM chosen ORDER BY place")
 
 
 def collect(
@@ -76,62 +133,31 @@ def collect(
     """Carry `plan` out; `delete` and `release` raise StaleSession for a session that is not at the given
     turn. What changed since it was made is left alone."""
     skipped: list[str] = []
-    expired = _each(plan.expired, plan.turns, delete, skipped)
-    released = _each(plan.released, plan.turns, release, skipped)
-    referenced = Catalog(store).contents().whole().referenced()
+    expired = _each(plan.expired, plan.turn, delete, skipped)
+    released = _each(plan.released, plan.turn, release, skipped)
     num_blobs = nbytes = 0
-    for info in _tombstones_last(store, plan.blobs):
-        if info.blob not in referenced and store.delete_blob(info.blob, policy.grace):
-            num_blobs, nbytes = num_blobs + 1, nbytes + info.nbytes
-    _drop_stale_hints(store)
+    with Census(store, Catalog(store).entries()) as census:
+        for blob, size in _tombstones_last(store, plan.blobs):
+            if not census.needs(blob) and store.delete_blob(blob, policy.grace):
+                num_blobs, nbytes = num_blobs + 1, nbytes + size
+        _drop_stale_hints(store, census)
     store.sweep(policy.grace)
     return GcResult(expired, released, tuple(skipped), num_blobs, nbytes)
 
 
-def _older(age: dict[str, float], ttl: float | None, spared: set[str]) -> list[str]:
-    return [] if ttl is None else sorted(s for s, old in age.items() if old > ttl and s not in spared)
-
-
-def _over_budget(
-    contents: Contents, infos: list[BlobInfo], policy: Policy, spared: set[str], gone: set[str]
-) -> list[str]:
-    """The sessions least recently saved whose rows must go for the rest to fit the budget."""
-    if policy.budget is None:
-        return []
-    sizes = {info.blob: info.nbytes for info in infos}
-    users: dict[BlobId, set[str]] = {}
-    for entry in contents.entries():
-        for ref in entry.manifest.blobs():
-            users.setdefault(ref.blob, set()).add(entry.manifest.session)
-    for owners in users.values():
-        owners -= gone
-    total = sum(sizes.get(blob, 0) for blob, owners in users.items() if owners)
-    released: list[str] = []
-    oldest = sorted(contents.sessions, key=lambda s: contents.sessions[s].manifest.updated)
-    for session in oldest:
-        if total <= policy.budget:
-            break
-        manifest = contents.sessions[session].manifest
-        if session in spared or not has_rows(manifest):
-            continue
-        released.append(session)
-        for ref in manifest.blobs():
-            if session in users[ref.blob]:
-                users[ref.blob].discard(session)
-                total -= 0 if users[ref.blob] else sizes.get(ref.blob, 0)
-    return released
-
-
 def _each(
-    sessions: tuple[str, ...],
-    turns: Mapping[str, BlobId],
+    sessions: Collection[str],
+    turn: Callable[[str], BlobId | None],
     verb: Callable[[str, BlobId], object],
     skipped: list[str],
 ) -> tuple[str, ...]:
     done = []
     for session in sessions:
+        stood = turn(session)
+        if stood is None:
+            continue
         try:
-            verb(session, turns[session])
+            verb(session, stood)
             done.append(session)
         except LeaseHeld:
             skipped.append(session)
@@ -140,9 +166,9 @@ def _each(
     return tuple(done)
 
 
-def _tombstones_last(store: Store, blobs: tuple[BlobInfo, ...]) -> list[BlobInfo]:
+def _tombstones_last(store: Store, blobs: Collection[BlobInfo]) -> Iterator[tuple[BlobId, int]]:
     """Rows first, then manifests from old to new: while an older turn of a deleted session is there,
-    so is the tombstone that outranks it."""
+    so is the tombstone that outranks it. Each with its size."""
 
     def rank(info: BlobInfo) -> tuple[int, int]:
         if blob_class(info.blob) is not BlobClass.MANIFEST:
@@ -152,14 +178,18 @@ def _tombstones_last(store: Store, blobs: tuple[BlobInfo, ...]) -> list[BlobInfo
         except StateError:
             return 0, 0
 
-    return sorted(blobs, key=rank)
+    with Scratch("CREATE TABLE going (blob TEXT, nbytes INT, kind INT, generation INT)") as scratch:
+        going = ((info.blob, info.nbytes, *rank(info)) for info in blobs)
+        scratch.do_many("INSERT INTO going VALUES (?, ?, ?, ?)", going)
+        for blob, nbytes in scratch.rows("SELECT blob, nbytes FROM going ORDER BY kind, generation"):
+            yield BlobId(blob), nbytes
 
 
-def _drop_stale_hints(store: Store) -> None:
-    """Forget prefix hints and names of sessions that are gone; one may have come since they were listed,
+def _drop_stale_hints(store: Store, census: Census) -> None:
+    """Forget prefix hints and names of sessions that are gone; one may have come since they were counted,
     and a leased one may be in its first save."""
-    live = {ref.removeprefix(names.SESSIONS).encode() for ref, _ in store.list_refs(names.SESSIONS)}
     for prefix in (names.PREFIXES, names.NAMES):
-        for ref, value in list(store.list_refs(prefix)):
-            if value not in live and not is_there(store, value.decode()):
+        for ref, value in store.list_refs(prefix):
+            session = value.decode()
+            if not census.has_session(session) and not is_there(store, session):
                 store.swap(ref, value, None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from serialization.blobs import BlobClass, BlobId, Store, blob_class
+from engine.errors import StateError
+from serialization.blobs import Store
 from serialization.manifest import Manifest
-from sessions.catalog import Catalog, Contents
+from sessions import names
+from sessions.catalog import Catalog, Entry
+from sessions.census import Census, Sizes
 from sessions.policy import Policy
 from sessions.session import SessionInfo
 
@@ -27,54 +31,84 @@ class Usage:
         return self.rows_bytes + self.manifest_bytes + self.superseded_bytes + self.index_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some sessions, those begun last first; `after` is what to ask for to get those that follow, None where
+    there are none."""
+
+    sessions: tuple[SessionInfo, ...]
+    after: str | None
+
+
 def list_sessions(store: Store, policy: Policy) -> list[SessionInfo]:
-    """Every session, the newest first."""
-    contents = Catalog(store).contents()
-    sizes = {info.blob: info.nbytes for info in store.list_blobs()}
-    users = _users(contents)
-    infos = [_info(contents, session, sizes, users, policy) for session in contents.sessions]
-    return sorted(infos, key=lambda info: (info.updated, info.id), reverse=True)
+    """Every session that can be read, the newest first, with its bytes. All of the store is gone through."""
+    catalog, infos = Catalog(store), []
+    pins = _pins(catalog)
+
+    def entries() -> Iterator[Entry]:
+        for entry in catalog.readable():
+            if entry.ref.startswith(names.SESSIONS):
+                infos.append(_info(entry, pins, policy))
+            yield entry
+
+    with Census(store, entries()) as census:
+        census.look()
+        sizes = dict(census.sizes())
+    none = Sizes(0, 0)
+    sized = (
+        replace(info, own_bytes=sizes.get(info.id, none).own, shared_bytes=sizes.get(info.id, none).shared)
+        for info in infos
+    )
+    return sorted(sized, key=lambda info: (info.updated, info.id), reverse=True)
+
+
+def list_page(store: Store, policy: Policy, most: int, after: str | None) -> Page:
+    """At most so many of the sessions begun before `after` (an id; None: of all), without their bytes. No
+    more than those are read. One that cannot be is left out."""
+    catalog = Catalog(store)
+    refs = store.last_refs(names.SESSIONS, None if after is None else names.session_ref(after), most + 1)
+    pins, infos = _pins(catalog), []
+    for ref, value in refs[:most]:
+        with contextlib.suppress(StateError):
+            infos.append(_info(catalog.read_entry(ref, value), pins, policy))
+    last = refs[most - 1][0].removeprefix(names.SESSIONS) if len(refs) > most else None
+    return Page(tuple(infos), last)
+
+
+def read_info(store: Store, policy: Policy, session: str) -> SessionInfo:
+    """The session of that id, without its bytes, and nothing else is read. Raises SessionNotFound."""
+    catalog = Catalog(store)
+    return _info(catalog.session(session), _pins(catalog), policy)
 
 
 def usage(store: Store) -> Usage:
     """The bytes of `store`, by what they are for; their sum is `store.usage()`."""
-    referenced = Catalog(store).contents().referenced()
-    rows = manifests = superseded = 0
-    for info in store.list_blobs():
-        if info.blob not in referenced:
-            superseded += info.nbytes
-        elif blob_class(info.blob) is BlobClass.MANIFEST:
-            manifests += info.nbytes
-        else:
-            rows += info.nbytes
-    index = max(0, store.usage() - rows - manifests - superseded)
-    return Usage(rows, manifests, superseded, index)
+    with Census(store, Catalog(store).readable()) as census:
+        census.look()
+        rows, manifests, blobs = census.rows_bytes(), census.manifest_bytes(), census.nbytes()
+    return Usage(rows, manifests, blobs - rows - manifests, max(0, store.usage() - blobs))
 
 
 def count_turns(manifest: Manifest) -> int:
     return sum(message.role == "user" for message in manifest.messages)
 
 
-def _users(contents: Contents) -> Counter[BlobId]:
-    """How many sessions and pins reference each blob. A session and its own pins count as one user."""
-    sets: dict[str, set[BlobId]] = {}
-    for entry in contents.entries():
-        sets.setdefault(entry.manifest.session, set()).update(entry.blobs())
-    return Counter(blob for blobs in sets.values() for blob in blobs)
+def _pins(catalog: Catalog) -> Mapping[str, Sequence[str]]:
+    """The names of each session's pins, in order."""
+    found: dict[str, list[str]] = {}
+    for entry in catalog.readable_pins():
+        found.setdefault(entry.manifest.session, []).append(names.name_of_pin(entry.ref))
+    return {session: sorted(pins) for session, pins in found.items()}
 
 
-def _info(
-    contents: Contents, session: str, sizes: dict[BlobId, int], users: Counter[BlobId], policy: Policy
-) -> SessionInfo:
-    entry = contents.sessions[session]
+def _info(entry: Entry, pins: Mapping[str, Sequence[str]], policy: Policy) -> SessionInfo:
     manifest = entry.manifest
-    pins = tuple(sorted(name for name, pin in contents.pins.items() if pin.manifest.session == session))
-    blobs = set(entry.blobs()).union(*(contents.pins[name].blobs() for name in pins))
+    own_pins = tuple(pins.get(manifest.session, ()))
     expires = None
-    if policy.session_ttl is not None and not pins:
+    if policy.session_ttl is not None and not own_pins:
         expires = manifest.updated + policy.session_ttl
     return SessionInfo(
-        id=session,
+        id=manifest.session,
         name=manifest.name,
         title=manifest.title,
         parent=manifest.forked_from.session if manifest.forked_from else None,
@@ -84,8 +118,8 @@ def _info(
         updated=manifest.updated,
         length=manifest.length,
         turns=count_turns(manifest),
-        own_bytes=sum(sizes.get(blob, 0) for blob in blobs if users[blob] == 1),
-        shared_bytes=sum(sizes.get(blob, 0) for blob in blobs if users[blob] > 1),
-        pins=pins,
+        own_bytes=None,
+        shared_bytes=None,
+        pins=own_pins,
         expires=expires,
     )

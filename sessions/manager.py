@@ -34,7 +34,7 @@ from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
 from sessions.commits import Commits
 from sessions.gc import GcPlan, GcResult, collect, plan_gc
-from sessions.listing import Usage, list_sessions, usage
+from sessions.listing import Page, Usage, list_page, list_sessions, read_info, usage
 from sessions.pins import Pins
 from sessions.policy import Policy
 from sessions.prefix import Hit, PrefixIndex
@@ -193,7 +193,7 @@ class SessionManager:
             self.commits.follow(session, past)
         finally:
             session.close()
-        return self.info(session.id)
+        return self.brief(session.id)
 
     def rename(self, ref: str, name: str | None) -> SessionInfo:
         """Give the session another name, or none. Raises SessionExists."""
@@ -207,7 +207,7 @@ class SessionManager:
                 self._catalog.drop_name(session.name, session.id)
         finally:
             session.close()
-        return self.info(session.id)
+        return self.brief(session.id)
 
     def delete(self, ref: str, at: BlobId | None = None) -> None:
         """Forget the session; gc takes its bytes. A tombstone keeps a rebuilt index from reviving it. Raises
@@ -228,7 +228,7 @@ class SessionManager:
 
     def release_rows(self, ref: str) -> SessionInfo:
         """Give up the session's rows; ids and text stay, and the next resume reads them again."""
-        return self.info(self._release_rows(ref, None))
+        return self.brief(self._release_rows(ref, None))
 
     def _release_rows(self, ref: str, at: BlobId | None) -> str:
         session = self.open(ref)
@@ -258,14 +258,24 @@ class SessionManager:
     # --- looking ------------------------------------------------------------------------------
 
     def list(self) -> list[SessionInfo]:
-        """Every session, the newest first."""
+        """Every session, the newest first. All of the store is gone through."""
         return list_sessions(self.store, self.policy)
+
+    def page(self, most: int, after: str | None = None) -> Page:
+        """At most so many sessions, those begun last first, without their bytes; with `after` those begun
+        before the session of that id. No more than those are read."""
+        return list_page(self.store, self.policy, most, after)
 
     def unreadable(self) -> Mapping[str, StateError]:
         """The refs of sessions and pins whose manifest is damaged or gone, which no list shows."""
-        return self._catalog.contents().unreadable
+        return self._catalog.unreadable()
+
+    def brief(self, ref: str) -> SessionInfo:
+        """The session without its bytes. Raises SessionNotFound."""
+        return read_info(self.store, self.policy, self._catalog.find(ref))
 
     def info(self, ref: str) -> SessionInfo:
+        """The session with its bytes, for which all of the store is gone through. Raises SessionNotFound."""
         session = self._catalog.session(self._catalog.find(ref)).manifest.session
         for info in self.list():
             if info.id == session:
@@ -295,7 +305,7 @@ class SessionManager:
 
     def import_(self, source: BinaryIO, name: str | None = None) -> SessionInfo:
         """A new session from an archive: see `take_in`."""
-        return self.info(self.take_in(source, name).manifest.session)
+        return self.brief(self.take_in(source, name).manifest.session)
 
     def take_in(self, source: BinaryIO, name: str | None = None) -> Entry:
         """A new session from an archive; it appears only after the whole archive was verified.
@@ -327,4 +337,4 @@ class SessionManager:
     def _begun(self, past: Manifest, name: str | None, source: Entry) -> SessionInfo:
         session = names.new_session_id()
         self.commits.begin(past, name, source, session)
-        return self.info(session)
+        return self.brief(session)

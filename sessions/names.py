@@ -49,3 +49,7 @@ def name_ref(name: str) -> str:
 
 def pin_ref(name: str) -> str:
     return PINS + name
+
+
+def name_of_pin(ref: str) -> str:
+    return ref.removeprefix(PINS)

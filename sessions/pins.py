@@ -36,9 +36,11 @@ class Pins:
         return Pin(name, source.session, len(source.tokens), pinned.updated)
 
     def list(self) -> list[Pin]:
+        """By name; one that cannot be read is left out."""
+        found = [(names.name_of_pin(each.ref), each.manifest) for each in self._catalog.readable_pins()]
         return [
-            Pin(name, entry.manifest.session, len(entry.manifest.tokens), entry.manifest.updated)
-            for name, entry in sorted(self._catalog.contents().pins.items())
+            Pin(name, manifest.session, manifest.length, manifest.updated)
+            for name, manifest in sorted(found, key=lambda each: each[0])
         ]
 
     def remove(self, name: str) -> None:

@@ -72,7 +72,8 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
     """What `ls` shows of a session. Sizes are stored bytes: `own_bytes` are referenced by no other
-    session or pin, `shared_bytes` by others too. Times are seconds since the epoch."""
+    session or pin, `shared_bytes` by others too; None where all of the store was not gone through. Times are
+    seconds since the epoch."""
 
     id: str
     name: str | None
@@ -84,8 +85,8 @@ class SessionInfo:
     updated: float
     length: int
     turns: int
-    own_bytes: int
-    shared_bytes: int
+    own_bytes: int | None
+    shared_bytes: int | None
     pins: tuple[str, ...]
     expires: float | None
 

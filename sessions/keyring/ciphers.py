@@ -15,6 +15,9 @@ from serialization.blobs import BlobClass, BlobId, Bytes, short
 from serialization.sealed import Sealed
 from sessions.keyring.keyset import NONCE_NBYTES, SET_NBYTES, DataKey, KeySet
 from sessions.keyring.master import WrappingKey
+from sessions.names import SESSIONS, is_session_id
+
+_BEGUN_DIGITS = 8
 
 #: Each use has a key of its own, derived with a text of its own.
 _BLOB_NAMES = "tenuto sealed blob names, version 1"
@@ -92,8 +95,14 @@ class Ciphers:
     # --- refs ---------------------------------------------------------------------------------
 
     def ref_name(self, name: str) -> str:
-        """What a ref is stored as: a digest of its first word, by which it is listed, then one of all."""
-        return f"{self.ref_start(name.partition('/')[0])}{self._name_digest('whole', name, 20)}"
+        """What a ref is stored as: a digest of its first word, by which it is listed, then one of all. In
+        between stands of a session's ref when the session was begun: so a page of them can be had without
+        opening all."""
+        start, digest = self.ref_start(name.partition("/")[0]), self._name_digest("whole", name, 20)
+        if not name.startswith(SESSIONS):
+            return f"{start}{digest}"
+        session = name.removeprefix(SESSIONS)
+        return f"{start}{begun(session) if is_session_id(session) else ''}-{digest}"
 
     def ref_start(self, word: str) -> str:
         """How the stored names of all refs begin whose first word is `word`."""
@@ -131,6 +140,11 @@ class Ciphers:
     def _bound(self, stored_name: str) -> bytes:
         """What a tag holds fast besides the content. The name of a blob begins with its class."""
         return f"{stored_name}\0{self._tenant}".encode()
+
+
+def begun(session: str) -> str:
+    """What a stored ref shows of a session's id: when it was begun, to about a second."""
+    return session[:_BEGUN_DIGITS]
 
 
 def _derive(secret: bytes, use: str) -> bytes:

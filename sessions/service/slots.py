@@ -217,9 +217,8 @@ def _session(call: Call, slot: int) -> str:
 
 
 def _nbytes(call: Call, session: str) -> int:
-    """The stored bytes of a session, those that it shares among them."""
-    info = call.backend.manager(call.tenant).info(session)
-    return info.own_bytes + info.shared_bytes
+    """The bytes of what a session needs, encoded, those that it shares among them."""
+    return sum(ref.nbytes for ref in call.backend.manager(call.tenant).manifest(session).blobs())
 
 
 def _ms(started: float) -> float:

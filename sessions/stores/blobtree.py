@@ -194,8 +194,8 @@ class BlobTree:
         for cls in BlobClass:
             for digit in SHARDS:
                 with disk_errors("listing blobs"), self._shard(cls, digit) as shard:
-                    found = [(name, stat_entry(shard, name)) for name in os.listdir(shard)]
-                yield from ((cls, digit, name, status) for name, status in found if status is not None)
+                    found = ((name, stat_entry(shard, name)) for name in os.listdir(shard))
+                    yield from ((cls, digit, name, status) for name, status in found if status is not None)
 
 
 def stat_entry(folder: int, name: str) -> os.stat_result | None:

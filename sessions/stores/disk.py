@@ -123,7 +123,7 @@ class DiskStore:
 
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         check_prefix(prefix)
-        return iter(self._index.list_refs(prefix))
+        return self._index.list_refs(prefix)
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
         check_prefix(prefix)

@@ -15,7 +15,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import IndexDamaged, StoreError, StoreFull, StoreUnavailable, UnknownVersion
@@ -25,6 +25,8 @@ from sessions.stores.folder import disk_errors, locked, opened_folder, share_loc
 INDEX = "index.sqlite"
 SET_ASIDE = "set-aside-"
 VERSION = 1
+#: Refs that are read at once where all are listed.
+_PAGE = 500
 _COMPANIONS = ("-wal", "-shm")
 _DAMAGED = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT}
@@ -70,14 +72,24 @@ class RefIndex:
         with self._using() as connection:
             return tuple(_read(connection, name) for name in names)
 
-    def list_refs(self, prefix: str) -> list[tuple[str, bytes]]:
-        """Sorted by name. DEL sorts after every byte that a name may have."""
-        with self._using() as connection:
-            rows = connection.execute(
-                "SELECT name, sealed FROM refs WHERE name >= ? AND name < ? ORDER BY name",
-                (prefix, prefix + "\x7f"),
-            ).fetchall()
-        return [unseal_row(name, sealed) for name, sealed in rows]
+    def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Sorted by name, page by page. DEL sorts after every byte that a name may have."""
+        after, end = "", prefix + "\x7f"
+        while True:
+            with self._using() as connection:
+                rows = connection.execute(
+                    "SELECT name, sealed FROM refs WHERE name >= ? AND name < ? AND name > ?"
+                    " ORDER BY name LIMIT ?",
+                    (prefix, end, after, _PAGE),
+                ).fetchall()
+            for row in rows:
+                name, value = unseal_row(*row)
+                if name <= after:
+                    raise IndexDamaged("the index is damaged (its order); check --repair rebuilds it")
+                yield name, value
+                after = name
+            if len(rows) < _PAGE:
+                return
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
         end = prefix + "\x7f" if before is None else min(before, prefix + "\x7f")
@@ -120,17 +132,11 @@ class RefIndex:
                     connection.execute("BEGIN IMMEDIATE")
                     connection.execute("UPDATE about SET sealed = sealed")
                     connection.execute("ROLLBACK")
-                rows = connection.execute("SELECT name, sealed FROM refs").fetchall()
+                damaged = list(_damaged(connection.execute("SELECT name, sealed FROM refs")))
         except IndexDamaged as error:
             return (str(error),)
         # Before SQLite 3.42 a line of integrity_check may hold any bytes of the damaged file.
-        lines = [f"index: {printable(line)}" for line in found if line != b"ok"]
-        for name, sealed in rows:
-            try:
-                unseal_row(name, sealed)
-            except IndexDamaged as error:
-                lines.append(str(error))
-        return tuple(lines)
+        return (*(f"index: {printable(line)}" for line in found if line != b"ok"), *damaged)
 
     def rebuild(self, refs: Mapping[str, bytes]) -> None:
         """Sets the index aside under a new name and makes one that holds `refs`."""
@@ -272,6 +278,14 @@ def _check_about(connection: sqlite3.Connection) -> None:
         raise UnknownVersion(
             f"this store has an index of version {declared.decode()}; this build reads {VERSION}"
         )
+
+
+def _damaged(rows: Iterable[tuple[object, object]]) -> Iterator[str]:
+    for name, sealed in rows:
+        try:
+            unseal_row(name, sealed)
+        except IndexDamaged as error:
+            yield str(error)
 
 
 def _read(connection: sqlite3.Connection, name: str) -> bytes | None:

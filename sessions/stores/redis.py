@@ -3,6 +3,7 @@
     tenuto:{<tenant key>}:b:<blob id>   the blob, one value, with a time to live by its class
     tenuto:{<tenant key>}:ages          sorted set: blob id -> server time of its last put
     tenuto:{<tenant key>}:refs          hash: name -> sealed value
+    tenuto:{<tenant key>}:names         sorted set: the names of those, which a hash keeps in no order
     tenuto:{<tenant key>}:op:<token>    answer of one swap, kept for minutes
     tenuto:{<tenant key>}:version       b"1"
 
@@ -17,8 +18,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import nlargest
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.cluster import RedisCluster
 
@@ -35,6 +35,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
+from sessions.scratch import Seen
 from sessions.stores import redis_scripts as scripts
 from sessions.stores.base import (
     StoreConfig,
@@ -43,13 +44,15 @@ from sessions.stores.base import (
     check_ref_name,
     check_refs,
     check_swap,
-    printable,
     seal,
     tenant_key,
     unseal,
     unseal_row,
 )
 from sessions.stores.redis_connect import CLIENT_ERRORS, connect, redis_error
+from sessions.stores.retry import again
+
+T = TypeVar("T")
 
 VERSION = b"1"
 _BATCH = 500
@@ -73,6 +76,7 @@ class RedisStore:
         self._sleep = sleep
         self._prefix = f"tenuto:{{{tenant_key(tenant)}}}:"
         self._refs, self._ages = f"{self._prefix}refs", f"{self._prefix}ages"
+        self._names = f"{self._prefix}names"
         self._client: Any = connect(url, self._config)
         with _redis_errors():
             version = self._client.get(f"{self._prefix}version")
@@ -125,18 +129,23 @@ class RedisStore:
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         """By SCAN, so that a lost or evicted set of ages hides nothing; a blob without one counts as new."""
-        seen: set[BlobId] = set()
-        for keys in self._scan(f"{self._blob(BlobId(''))}*"):
-            blobs = [BlobId(key.decode().rpartition(":")[2]) for key in keys]
-            blobs = [blob for blob in dict.fromkeys(blobs) if blob not in seen]
-            seen.update(blobs)
-            asked: list[tuple[str, ...]] = [(self._blob(blob),) for blob in blobs]
-            sizes, there = self._many("strlen", asked), self._many("exists", asked)
-            puts = self._many("zscore", [(self._ages, blob) for blob in blobs])
-            now = self.now()
-            for blob, nbytes, exists, put in zip(blobs, sizes, there, puts, strict=True):
-                if exists:
-                    yield BlobInfo(parse_blob_id(blob), nbytes, 0.0 if put is None else max(0.0, now - put))
+        with Seen() as seen:
+            for keys in self._scan(f"{self._blob(BlobId(''))}*"):
+                blobs = [BlobId(key.decode().rpartition(":")[2]) for key in keys]
+                blobs = [blob for blob in blobs if seen.add(blob)]
+                yield from self._again(lambda blobs=blobs: self._infos(blobs))  # type: ignore[misc]
+
+    def _infos(self, blobs: Sequence[BlobId]) -> list[BlobInfo]:
+        """Of those that are there."""
+        asked: list[tuple[str, ...]] = [(self._blob(blob),) for blob in blobs]
+        sizes, there = self._many("strlen", asked), self._many("exists", asked)
+        puts = self._many("zscore", [(self._ages, blob) for blob in blobs])
+        now = self.now()
+        return [
+            BlobInfo(parse_blob_id(blob), nbytes, 0.0 if put is None else max(0.0, now - put))
+            for blob, nbytes, exists, put in zip(blobs, sizes, there, puts, strict=True)
+            if exists
+        ]
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         keys = (self._blob(parse_blob_id(blob)), self._ages)
@@ -149,17 +158,20 @@ class RedisStore:
 
     def sweep(self, older_than: float) -> int:
         """Forgets the ages of blobs that expired; those are no strays and not counted."""
-        with _redis_errors():
-            aged = [(member, score) for member, score in self._client.zscan_iter(self._ages, count=_BATCH)]
-        now = self.now()
-        old = [member for member, score in aged if now - score >= older_than]
-        there = self._many("exists", [(f"{self._prefix}b:{member.decode()}",) for member in old])
-        gone = [member for member, exists in zip(old, there, strict=True) if not exists]
-        # DELETE looks once more, in one step with the removal: the blob may be back by now.
-        self._many(
-            "eval", [(scripts.DELETE, 2, f"{self._prefix}b:{m.decode()}", self._ages, m, "inf") for m in gone]
-        )
-        return 0
+        oldest, cursor = self.now() - older_than, 0
+        while True:
+            with _redis_errors():
+                cursor, aged = self._client.zscan(self._ages, cursor, count=_BATCH)
+            old = [member for member, put in aged if put <= oldest]
+            there = self._many("exists", [(f"{self._prefix}b:{member.decode()}",) for member in old])
+            gone = [member for member, exists in zip(old, there, strict=True) if not exists]
+            # DELETE looks once more, in one step with the removal: the blob may be back by now.
+            self._many(
+                "eval",
+                [(scripts.DELETE, 2, f"{self._prefix}b:{m.decode()}", self._ages, m, "inf") for m in gone],
+            )
+            if cursor == 0:
+                return 0
 
     def read(self, name: str) -> bytes | None:
         return self.read_many([name])[0]
@@ -178,14 +190,13 @@ class RedisStore:
 
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         check_prefix(prefix)
-        return iter(sorted(unseal_row(name, sealed) for name, sealed in self._all_refs(prefix).items()))
+        return (unseal_row(*row) for row in self._rows(prefix))
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
-        """All of them are gone through: a server's hash has no order."""
         check_prefix(prefix)
-        refs = {printable(name): (name, sealed) for name, sealed in self._all_refs(prefix).items()}
-        names = nlargest(most, [name for name in refs if before is None or name < before])
-        return tuple(unseal_row(*refs[name]) for name in names)
+        end = prefix + "\x7f" if before is None else min(before, prefix + "\x7f")
+        rows = self._page(scripts.LAST, f"[{prefix}", f"({end}", most)
+        return tuple(unseal_row(*row) for row in rows)
 
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
@@ -197,9 +208,9 @@ class RedisStore:
         check_swap(name, old, new, guard, self._config.max_ref)
         sealed = ["" if value is None else seal(name, value) for value in (old, new)]
         against = ("", "") if guard is None else (guard[0], seal(*guard))
-        keys = (self._refs, f"{self._prefix}op:{secrets.token_hex(16)}")
+        keys = (self._refs, f"{self._prefix}op:{secrets.token_hex(16)}", self._names)
         done = self._until_answered(
-            lambda: bool(self._client.eval(scripts.SWAP, 2, *keys, _OP_TTL, name, *sealed, *against))
+            lambda: bool(self._client.eval(scripts.SWAP, 3, *keys, _OP_TTL, name, *sealed, *against))
         )
         if done:
             with _redis_errors():
@@ -211,10 +222,9 @@ class RedisStore:
     def hint(self, refs: Mapping[str, bytes]) -> None:
         check_refs(refs, self._config.max_ref)
         if refs:
+            given = [part for name, value in refs.items() for part in (name, seal(name, value))]
             with _redis_errors():
-                self._client.hset(
-                    self._refs, mapping={name: seal(name, value) for name, value in refs.items()}
-                )
+                self._client.eval(scripts.HINT, 2, self._refs, self._names, *given)
 
     @property
     def rows_expire(self) -> bool:
@@ -229,15 +239,15 @@ class RedisStore:
         with _redis_errors():
             ages = self._client.zcard(self._ages) * (len(blob_id(BlobClass.ROWS, b"")) + 8)
         blobs = sum(len(self._blob(info.blob)) + info.nbytes for info in self.list_blobs())
-        refs = sum(len(name) + len(sealed) for name, sealed in self._all_refs("").items())
+        refs = sum(2 * len(name) + 8 + len(sealed) for name, sealed in self._rows(""))
         return int(ages) + blobs + refs
 
     def check_index(self) -> tuple[str, ...]:
         problems = []
         try:
-            for name, sealed in self._all_refs("").items():
+            for row in self._rows(""):
                 try:
-                    unseal_row(name, sealed)
+                    unseal_row(*row)
                 except IndexDamaged as error:
                     problems.append(str(error))
         except IndexDamaged as error:
@@ -256,7 +266,7 @@ class RedisStore:
         aside = f"{self._prefix}aside:{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
         given = [part for name, value in refs.items() for part in (name, seal(name, value))]
         with _redis_errors():
-            self._client.eval(scripts.REBUILD, 2, self._refs, aside, _ASIDE_TTL, *given)
+            self._client.eval(scripts.REBUILD, 3, self._refs, aside, self._names, _ASIDE_TTL, *given)
             self._acknowledge("the rebuilt refs")
 
     def scoped(self, session: str) -> RedisStore:
@@ -338,16 +348,42 @@ class RedisStore:
 
     def _scan(self, pattern: str) -> Iterator[list[bytes]]:
         cursor = 0
-        while True:
+
+        def step() -> tuple[int, list[bytes]]:
             with _redis_errors():
-                cursor, keys = self._node().scan(cursor, match=pattern, count=_BATCH)
+                found: tuple[int, list[bytes]] = self._node().scan(cursor, match=pattern, count=_BATCH)
+                return found
+
+        while True:
+            cursor, keys = self._again(step)
             yield keys
             if cursor == 0:
                 return
 
-    def _all_refs(self, prefix: str) -> dict[bytes, bytes]:
-        with _redis_errors():
-            return dict(self._client.hscan_iter(self._refs, match=f"{prefix}*", count=_BATCH))
+    def _rows(self, prefix: str) -> Iterator[tuple[bytes, bytes]]:
+        """Name and sealed value of every ref that begins so, in order, as they came from the server."""
+        first = b"[" + prefix.encode()
+        while True:
+            rows = self._page(scripts.FIRST, first, f"({prefix}\x7f" if prefix else "+", _BATCH)
+            yield from rows
+            if len(rows) < _BATCH:
+                return
+            first = b"(" + rows[-1][0]
+
+    def _page(
+        self, script: str, first: str | bytes, last: str | bytes, most: int
+    ) -> list[tuple[bytes, bytes]]:
+        def ask() -> list[bytes]:
+            with _redis_errors():
+                found: list[bytes] = self._client.eval(script, 2, self._refs, self._names, first, last, most)
+                return found
+
+        found = self._again(ask)
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """A step of a list, which nobody above can take again by itself."""
+        return again(ask, self._config.attempts, sleep=self._sleep)
 
 
 @contextlib.contextmanager

@@ -51,8 +51,8 @@ return 1
 """
 )
 
-#: KEYS refs, this attempt. ARGV milliseconds to remember the attempt, name, old, new, guard's name or '',
-#: its value. Sent again after a lost answer, it answers what the first one did, and does nothing.
+#: KEYS refs, this attempt, names. ARGV milliseconds to remember the attempt, name, old, new, guard's name or
+#: '', its value. Sent again after a lost answer, it answers what the first one did, and does nothing.
 SWAP = """
 local done = redis.call('GET', KEYS[2])
 if done then return tonumber(done) end
@@ -60,19 +60,67 @@ local function has(name, sealed) return (redis.call('HGET', KEYS[1], name) or ''
 local result = 0
 if has(ARGV[2], ARGV[3]) and (ARGV[5] == '' or has(ARGV[5], ARGV[6])) then
   result = 1
-  if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
-  elseif ARGV[3] ~= '' then redis.call('HDEL', KEYS[1], ARGV[2]) end
+  if ARGV[4] ~= '' then
+    redis.call('HSET', KEYS[1], ARGV[2], ARGV[4]); redis.call('ZADD', KEYS[3], 0, ARGV[2])
+  elseif ARGV[3] ~= '' then
+    redis.call('HDEL', KEYS[1], ARGV[2]); redis.call('ZREM', KEYS[3], ARGV[2])
+  end
 end
 redis.call('SET', KEYS[2], result, 'PX', ARGV[1])
 return result
 """
 
-#: KEYS refs, where to set them aside. ARGV milliseconds to keep those, then name and sealed value of each.
+#: KEYS refs, names. ARGV name and sealed value of each.
+HINT = """
+for i = 1, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]); redis.call('ZADD', KEYS[2], 0, ARGV[i])
+end
+return 1
+"""
+
+#: A hash has no order, so the names are kept in a sorted set besides, changed in the same steps. Where it is
+#: not whole (lost, or the hash was written by other means) it is made anew.
+_ORDERED = """
+if redis.call('HLEN', KEYS[1]) ~= redis.call('ZCARD', KEYS[2]) then
+  redis.call('UNLINK', KEYS[2])
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('ZADD', KEYS[2], 0, name) end
+end
+"""
+
+_WITH_VALUES = """
+local found = {}
+for _, name in ipairs(names) do
+  local sealed = redis.call('HGET', KEYS[1], name)
+  if sealed then found[#found + 1] = name; found[#found + 1] = sealed end
+end
+return found
+"""
+
+#: KEYS refs, names. ARGV the first name and the last, as ZRANGEBYLEX takes them, and at most how many.
+#: Name and sealed value of each, in order.
+FIRST = (
+    _ORDERED
+    + "local names = redis.call('ZRANGEBYLEX', KEYS[2], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])"
+    + _WITH_VALUES
+)
+
+#: The same from the last one on, back.
+LAST = (
+    _ORDERED
+    + "local names = redis.call('ZREVRANGEBYLEX', KEYS[2], ARGV[2], ARGV[1], 'LIMIT', 0, ARGV[3])"
+    + _WITH_VALUES
+)
+
+#: KEYS refs, where to set them aside, names. ARGV milliseconds to keep those, then name and sealed value of
+#: each.
 REBUILD = """
+redis.call('UNLINK', KEYS[3])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   redis.call('RENAME', KEYS[1], KEYS[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[1])
 end
-for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+for i = 2, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]); redis.call('ZADD', KEYS[3], 0, ARGV[i])
+end
 return 1
 """

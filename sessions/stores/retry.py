@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TypeVar
 
 from engine.errors import StoreUnavailable
@@ -13,12 +14,33 @@ from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, Stray
 T = TypeVar("T")
 
 
+def again(
+    act: Callable[[], T],
+    attempts: int,
+    first: float = 0.05,
+    ceiling: float = 2.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What `act` returns. While it raises StoreUnavailable it is called anew, at most `attempts` times: after
+    `first` seconds, then after twice as long each time up to `ceiling`, each wait shortened by a random part
+    of up to a half so that many clients do not come at once. An error with `permanent` among its details is
+    not tried again."""
+    for attempt in range(attempts - 1):
+        try:
+            return act()
+        except StoreUnavailable as error:
+            if error.details.get("permanent"):
+                raise
+            sleep(min(first * 2**attempt, ceiling) * random.uniform(0.5, 1.0))
+    return act()
+
+
 class RetryingStore:
     """Repeats what may be repeated: everything but `swap` and `rebuild`.
 
     A swap whose answer was lost may have taken effect, and only the store beneath can find out.
-    A repeated delete may answer False for a blob that its first attempt did delete. An error with
-    `permanent` among its details is not tried again.
+    A repeated delete may answer False for a blob that its first attempt did delete. Lists are begun
+    again; in the midst of one the store beneath takes its steps again itself.
     """
 
     def __init__(
@@ -29,8 +51,7 @@ class RetryingStore:
         ceiling: float = 2.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Waits `first` seconds after the first failure, then twice as long each time up to `ceiling`,
-        each wait shortened by a random part of up to a half so that many clients do not come at once."""
+        """See `again`."""
         self._store = store
         self._attempts = attempts
         self._first = first
@@ -53,13 +74,13 @@ class RetryingStore:
         return self._try(lambda: self._store.has(blobs))
 
     def list_blobs(self) -> Iterator[BlobInfo]:
-        return iter(self._try(lambda: list(self._store.list_blobs())))
+        return self._begun(self._store.list_blobs)
 
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         return self._try(lambda: self._store.delete_blob(blob, older_than))
 
     def list_stray(self) -> Iterator[StrayInfo]:
-        return iter(self._try(lambda: list(self._store.list_stray())))
+        return self._begun(self._store.list_stray)
 
     def sweep(self, older_than: float) -> int:
         return self._try(lambda: self._store.sweep(older_than))
@@ -71,7 +92,7 @@ class RetryingStore:
         return self._try(lambda: self._store.read_many(names))
 
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
-        return iter(self._try(lambda: list(self._store.list_refs(prefix))))
+        return self._begun(lambda: self._store.list_refs(prefix))
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
         return self._try(lambda: self._store.last_refs(prefix, before, most))
@@ -113,12 +134,11 @@ class RetryingStore:
         self._store.close()
 
     def _try(self, act: Callable[[], T]) -> T:
-        for attempt in range(self._attempts - 1):
-            try:
-                return act()
-            except StoreUnavailable as error:
-                if error.details.get("permanent"):
-                    raise
-                wait = min(self._first * 2**attempt, self._ceiling)
-                self._sleep(wait * random.uniform(0.5, 1.0))
-        return act()
+        return again(act, self._attempts, self._first, self._ceiling, self._sleep)
+
+    def _begun(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
+        def begin() -> Iterator[T]:
+            items = make()
+            return chain(list(islice(items, 1)), items)
+
+        return self._try(begin)

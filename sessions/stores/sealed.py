@@ -6,8 +6,10 @@ each blob has a keyed name, each ref a digest for a name, and one ref, `MARKER`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import merge
+from itertools import chain, groupby, islice, takewhile
 
 from engine.errors import BlobMissing, Corrupt, IndexDamaged, SealRefused, StateError
 from serialization.blobs import (
@@ -24,9 +26,10 @@ from serialization.blobs import (
 )
 from serialization.canonical import pack
 from serialization.sealed import BLOB_ROOM, REF_ROOM, read_blob
-from sessions.keyring.ciphers import Ciphers
+from sessions.keyring.ciphers import Ciphers, begun
 from sessions.keyring.keyset import Scope
 from sessions.keyring.tenants import TenantKeys
+from sessions.names import SESSIONS
 from sessions.stores.base import (
     StoreConfig,
     check_blob_size,
@@ -37,10 +40,14 @@ from sessions.stores.base import (
 )
 
 MARKER = "sealed"
-VERSION = 1
+VERSION = 2
 
 #: How often something is read again that was sealed anew, and its old key dropped, while it was read.
 _TRIES = 2
+#: Stored refs that are read at once, from the last one on, back.
+_PAGE = 128
+#: Where others show when their session was begun.
+_UNTIMED = "-"
 
 
 def roomier(config: StoreConfig) -> StoreConfig:
@@ -144,14 +151,23 @@ class SealedStore:
 
     def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         check_prefix(prefix)
-        word, slash, _ = prefix.partition("/")
+        word, slash, rest = prefix.partition("/")
         start = self._keys.current().ref_start(word) if slash else ""
-        return iter(sorted(ref for ref in self._opened_refs(start) if ref[0].startswith(prefix)))
+        starts = [start]
+        if rest and prefix.startswith(SESSIONS):
+            starts = [f"{start}{_UNTIMED}", f"{start}{begun(rest)}"]
+        stored = chain.from_iterable(self._inner.list_refs(each) for each in starts)
+        return (ref for ref in self._opened(stored) if ref[0].startswith(prefix))
 
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
-        """All of them are opened: how sealed names sort says nothing."""
-        refs = [ref for ref in self.list_refs(prefix) if before is None or ref[0] < before]
-        return tuple(reversed(refs[-most:])) if most else ()
+        """Of sessions no more are opened than were begun in the same seconds; of others all that begin with
+        the same word, since how their sealed names sort says nothing."""
+        check_prefix(prefix)
+        if prefix.startswith(SESSIONS):
+            found = self._last_sessions(prefix, before)
+        else:
+            found = iter(sorted(self.list_refs(prefix), reverse=True))
+        return tuple(islice((ref for ref in found if before is None or ref[0] < before), most))
 
     def swap(
         self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
@@ -184,7 +200,7 @@ class SealedStore:
     def reseal_refs(self) -> int:
         """Seal every ref anew that was by an older data key. Returns how many were."""
         resealed = 0
-        for stored_name, stored in list(self._inner.list_refs("")):
+        for stored_name, stored in self._inner.list_refs(""):
             with self._keys.writing() as ciphers:
                 if stored_name == MARKER or ciphers.is_newest_ref(stored):
                     continue
@@ -264,23 +280,47 @@ class SealedStore:
                 return [(value, None if ref is None else ref[1]) for value, ref in opened]
         raise _keys_gone(stored_names[gone.index(True)])
 
-    def _opened_refs(self, start: str) -> list[tuple[str, bytes]]:
-        """Name and value of every ref whose stored name begins with `start`."""
-        for _ in range(_TRIES):
-            ciphers = self._keys.current()
-            refs = []
-            gone = None
-            for stored_name, value in self._inner.list_refs(start):
-                if stored_name == MARKER:
-                    continue
-                ref = ciphers.open_ref(stored_name, value)
-                if ref is None:
-                    gone = stored_name
-                    break
-                refs.append(ref)
-            if gone is None:
-                return refs
-        raise _keys_gone(stored_name)
+    def _opened(self, stored: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+        ciphers = self._keys.current()
+        for stored_name, value in stored:
+            if stored_name == MARKER:
+                continue
+            ref = ciphers.open_ref(stored_name, value)
+            if ref is None:  # sealed anew since, or by a process that has newer keys than we knew
+                ciphers = self._keys.current()
+                now = self._inner.read(stored_name)
+                ref = None if now is None else ciphers.open_ref(stored_name, now)
+                if ref is None and now is not None:
+                    raise _keys_gone(stored_name)
+            if ref is not None:
+                yield ref
+
+    def _last_sessions(self, prefix: str, before: str | None) -> Iterator[tuple[str, bytes]]:
+        """Refs of sessions whose names begin with `prefix`, from the last one on, back."""
+        word = self._keys.current().ref_start(SESSIONS.removesuffix("/"))
+        untimed = sorted(self._opened(self._inner.list_refs(f"{word}{_UNTIMED}")), reverse=True)
+        if before is not None and before <= SESSIONS:
+            return iter(())
+        until = None
+        if before is not None and before.startswith(SESSIONS):
+            until = f"{word}{begun(before.removeprefix(SESSIONS))}\x7f"
+        timed = self._opened_by_time(word, f"{word}{begun(prefix.removeprefix(SESSIONS))}", until)
+        found = merge(timed, untimed, reverse=True)
+        return (ref for ref in found if ref[0].startswith(prefix))
+
+    def _opened_by_time(self, word: str, start: str, until: str | None) -> Iterator[tuple[str, bytes]]:
+        """Those of one second are opened together, since only their names tell their order."""
+        stored = takewhile(lambda row: row[0][len(word)] != _UNTIMED, self._stored_back(start, until))
+        for _, same in groupby(stored, lambda row: begun(row[0][len(word) :])):
+            yield from sorted(self._opened(same), reverse=True)
+
+    def _stored_back(self, start: str, before: str | None) -> Iterator[tuple[str, bytes]]:
+        while True:
+            page = self._inner.last_refs(start, before, _PAGE)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            before = page[-1][0]
 
     def _damaged_refs(self) -> Iterator[str]:
         ciphers = self._keys.current()

@@ -106,6 +106,21 @@ def test_ls_adds_up(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
     assert tenuto("ls").out.splitlines()[0].startswith("ID ")
 
 
+def test_ls_shows_a_larger_store_page_by_page(tenuto: Tenuto, session: str) -> None:
+    for name in ("second", "third"):
+        tenuto("fork", "first", name)
+    whole = tenuto("ls", "--json").json["sessions"]
+    first = tenuto("ls", "--limit", "2", "--json").json
+    assert [info["name"] for info in first["sessions"]] == ["third", "second"]
+    rest = tenuto("ls", "--limit", "2", "--after", first["after"].lower(), "--json").json
+    assert ([info["id"] for info in rest["sessions"]], rest["after"]) == ([session], None)
+    shown = tenuto("ls", "--limit", "2")
+    assert f"tenuto ls --after {first['after']}" in shown.err
+    assert len(shown.out.splitlines()) == 3
+    assert tenuto("ls", "--limit", "2", "--all", "--json").json["sessions"] == whole
+    assert tenuto("ls", "--after", "first").code == UsageError.exit_code
+
+
 def test_an_export_is_imported_elsewhere_and_resumed(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
     assert tenuto("export", "first").code == 0
     assert tenuto("export", "first").code == UsageError.exit_code  # it is there already

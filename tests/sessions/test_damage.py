@@ -282,7 +282,7 @@ def test_a_wiped_index_is_an_error_of_its_own(
 def test_only_rows_are_ever_forgotten_by_gc(manager: SessionManager, chat: Conversation) -> None:
     manager.policy = replace(manager.policy, budget=0)
     plan = manager.plan_gc()
-    assert plan.released == (chat.session.id,)
+    assert tuple(plan.released) == (chat.session.id,)
     manager.collect(plan)
     manifest = manager.manifest("chat")
     assert [m.text for m in manifest.messages] == [m.text for m in chat.messages]

@@ -191,7 +191,7 @@ def test_an_erased_session_is_unreadable_in_a_backup_and_its_fork_is_not(
     assert manager.check().clean
 
     backup = open_store(str(tmp_path / "backup"), keyring=keyring)
-    unreadable = Catalog(backup).contents().unreadable
+    unreadable = Catalog(backup).unreadable()
     assert any(session in ref for ref in unreadable)
     for info in backup.list_blobs():
         assert is_sealed(info.blob)

@@ -87,6 +87,40 @@ def test_equal_pasts_are_stored_once(manager: SessionManager) -> None:
     assert info.own_bytes > 0
 
 
+def test_a_page_is_of_those_begun_last_and_goes_on_behind_them(manager: SessionManager) -> None:
+    ids = []
+    for number in range(5):
+        session, _ = fed(manager, "x" * (20 + number))
+        session.close()
+        ids.append(session.id)
+    manager.pin(ids[4], "kept")
+    ids = sorted(ids, reverse=True)
+    first = manager.page(2)
+    assert [info.id for info in first.sessions] == ids[:2]
+    second = manager.page(2, first.after)
+    assert [info.id for info in second.sessions] == ids[2:4]
+    last = manager.page(2, second.after)
+    assert ([info.id for info in last.sessions], last.after) == (ids[4:], None)
+    assert manager.page(5).after is None
+    whole = {info.id: info for info in manager.list()}
+    for info in (*manager.page(9).sessions, *map(manager.brief, ids)):
+        assert replace(whole[info.id], own_bytes=None, shared_bytes=None) == info
+
+
+def test_bytes_of_a_session_are_its_own_until_another_needs_them(manager: SessionManager) -> None:
+    session, _ = fed(manager, "x" * 600)
+    session.close()
+    manager.pin(session.id, "kept")
+    alone = manager.info(session.id)
+    stored = sum(info.nbytes for info in manager.store.list_blobs())
+    assert (alone.own_bytes, alone.shared_bytes) == (stored, 0)
+    manager.fork(session.id)
+    with_fork = manager.info(session.id)
+    assert with_fork.own_bytes is not None
+    assert 0 < with_fork.own_bytes < stored
+    assert (with_fork.own_bytes or 0) + (with_fork.shared_bytes or 0) == stored
+
+
 def test_usage_is_what_lies_on_disk(manager: SessionManager, store: DiskStore, tmp_path: Path) -> None:
     for n in range(3):
         fed(manager, "z" * (300 + n))[0].close()

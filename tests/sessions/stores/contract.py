@@ -247,13 +247,13 @@ class StoreContract:
         assert store.swap(name, None, b"v")
         assert list(store.list_refs(name)) == [(name, b"v")]
 
-    def test_listing_is_by_prefix_and_sorted(self, store: Store) -> None:
+    def test_listing_is_by_prefix_and_each_once(self, store: Store) -> None:
         names = ["b", "a/2", "a/10", "a", "a.b", "a-b", "A", "a/1/x", "ab"]
         for name in names:
             store.swap(name, None, name.encode())
         for prefix in ("", "a", "a/", "a/1", "b", "zz", "a."):
             with_prefix = [(name, name.encode()) for name in sorted(names) if name.startswith(prefix)]
-            assert list(store.list_refs(prefix)) == with_prefix
+            assert sorted(store.list_refs(prefix)) == with_prefix
         for prefix in ("*", "a%", "ä", "a b"):
             with pytest.raises(NameRefused):
                 list(store.list_refs(prefix))
@@ -274,6 +274,26 @@ class StoreContract:
         with pytest.raises(NameRefused):
             store.last_refs("*", None, 1)
 
+    def test_a_list_longer_than_a_page_is_whole(self, store: Store) -> None:
+        refs = {f"n/{number:04d}": b"%d" % number for number in range(1201)}
+        store.hint(refs)
+        listed = list(store.list_refs("n/"))
+        assert dict(listed) == refs
+        assert len(listed) == len(refs)
+        assert [name for name, _ in store.last_refs("n/", None, 700)] == sorted(refs, reverse=True)[:700]
+
+    def test_what_stays_is_listed_though_others_come_and_go_meanwhile(self, store: Store) -> None:
+        refs = {f"n/{number:04d}": b"x" for number in range(1201)}
+        store.hint(refs)
+        listed = []
+        for number, (name, _) in enumerate(store.list_refs("n/")):
+            listed.append(name)
+            store.swap(name, b"x", None if number % 2 else b"y")
+            if number % 100 == 0:
+                store.swap(f"m/{number}", None, b"x")
+        assert sorted(set(listed)) == sorted(refs)
+        assert len(listed) == len(refs)
+
     def test_many_are_read_in_the_order_asked(self, store: Store) -> None:
         store.swap("a", None, b"1")
         store.swap("b", None, b"2")
@@ -283,7 +303,8 @@ class StoreContract:
         store.swap("h/1", None, b"old")
         store.hint({"h/1": b"new", "h/2": b"too"})
         store.hint({})
-        assert list(store.list_refs("h/")) == [("h/1", b"new"), ("h/2", b"too")]
+        assert sorted(store.list_refs("h/")) == [("h/1", b"new"), ("h/2", b"too")]
+        assert [name for name, _ in store.last_refs("h/", None, 9)] == ["h/2", "h/1"]
         assert store.swap("h/1", b"new", None)
 
     # --- damage -------------------------------------------------------------------------------
@@ -327,7 +348,8 @@ class StoreContract:
         store.swap("gone", None, b"x")
         store.swap("stays", None, b"old")
         store.rebuild({"stays": b"new", "back": b"y"})
-        assert list(store.list_refs("")) == [("back", b"y"), ("stays", b"new")]
+        assert sorted(store.list_refs("")) == [("back", b"y"), ("stays", b"new")]
+        assert [name for name, _ in store.last_refs("", None, 9)] == ["stays", "back"]
         assert list(other.list_refs("")) == [("theirs", b"x")]
         assert store.swap("stays", b"new", b"newer")
         store.rebuild({})

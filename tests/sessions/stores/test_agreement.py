@@ -146,7 +146,7 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(prefix=st.sampled_from(["", "a", "a/", "b/c", "Z", "*", "a b"]))
     def list_refs(self, prefix: str) -> None:
-        self.agree(lambda store: list(store.list_refs(prefix)))
+        self.agree(lambda store: sorted(store.list_refs(prefix)))
         self.agree(lambda store: store.last_refs(prefix, None, 3))
 
     @rule(refs=st.dictionaries(names, values, max_size=3))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from engine.errors import BlobMissing, IndexDamaged, UnknownVersion, UsageError
 from serialization.blobs import BlobClass
@@ -15,7 +16,7 @@ from sessions.stores.base import StoreConfig
 from sessions.stores.open import open_store
 from sessions.stores.redis import RedisStore
 from tests.redis_server import RedisServer
-from tests.sessions.stores.benches import RedisBench
+from tests.sessions.stores.benches import SMALL, RedisBench
 from tests.sessions.stores.contract import StoreContract
 
 pytestmark = pytest.mark.redis
@@ -124,6 +125,64 @@ def test_listing_more_than_a_batch_is_complete(bench: RedisBench) -> None:
     assert len(found) == len(blobs)
     store.hint({f"n/{number}": b"x" for number in range(1700)})
     assert len(list(store.list_refs("n/"))) == 1700
+
+
+def test_names_are_kept_in_order_beside_the_refs(bench: RedisBench) -> None:
+    store, names = bench.open(), f"{bench.prefix}names"
+    store.swap("b", None, b"1")
+    store.hint({"a": b"2", "c": b"3"})
+    store.swap("b", b"1", None)
+    assert bench.raw.zrange(names, 0, -1) == [b"a", b"c"]
+    store.rebuild({"d": b"4"})
+    assert bench.raw.zrange(names, 0, -1) == [b"d"]
+    assert store.last_refs("", None, 5) == (("d", b"4"),)
+
+
+@pytest.mark.parametrize("lost", ["all", "one", "none, and one too many"])
+def test_an_order_that_was_lost_is_made_anew(bench: RedisBench, lost: str) -> None:
+    store, names = bench.open(), f"{bench.prefix}names"
+    store.hint({f"s/{number}": b"x" for number in range(5)})
+    match lost:
+        case "all":
+            bench.raw.delete(names)
+        case "one":
+            bench.raw.zrem(names, "s/3")
+        case _:
+            bench.raw.zadd(names, {"s/9": 0})
+    assert [name for name, _ in store.last_refs("s/", None, 2)] == ["s/4", "s/3"]
+    assert bench.raw.zcard(names) == 5
+
+
+def test_a_list_goes_on_after_a_server_that_was_away_for_a_moment(bench: RedisBench) -> None:
+    waits: list[float] = []
+    store = RedisStore(bench.url, config=SMALL, sleep=waits.append)
+    store.hint({f"n/{number:04d}": b"x" for number in range(1200)})
+    blobs = {store.put(ROWS, b"%d" % number) for number in range(3)}
+    listing = store.list_refs("n/")
+    first = next(listing)
+    ask, fail = store._client.eval, [True]
+
+    def flaky(*args: object) -> object:
+        if fail:
+            fail.clear()
+            raise redis.exceptions.ConnectionError("away")
+        return ask(*args)
+
+    store._client.eval = flaky
+    assert len({first, *listing}) == 1200
+    assert (len(waits), fail) == (1, [])
+    scan, fail[:] = store._client.scan, [True]
+    store._client.scan = lambda *args, **how: flaky_scan(scan, fail, args, how)
+    assert {info.blob for info in store.list_blobs()} == blobs
+    assert (len(waits), fail) == (2, [])
+    store.close()
+
+
+def flaky_scan(scan: Any, fail: list[bool], args: Any, how: Any) -> Any:
+    if fail:
+        fail.clear()
+        raise redis.exceptions.ConnectionError("away")
+    return scan(*args, **how)
 
 
 def test_all_keys_of_a_tenant_share_one_slot(bench: RedisBench) -> None:

@@ -234,12 +234,73 @@ def test_the_names_of_refs_tell_nothing_and_list_by_their_first_word(bench: Seal
     for name in ("session/a", "session/b", "name/a", "alone"):
         store.swap(name, None, b"x")
     stored = [name for name in bench.beneath.held.refs if name != MARKER]
-    assert all(re.fullmatch(r"[0-9a-f]{32}/[0-9a-f]{40}", name) for name in stored)
+    assert all(re.fullmatch(r"[0-9a-f]{32}/-?[0-9a-f]{40}", name) for name in stored)
     starts = [name[:32] for name in stored]
     assert sorted(map(starts.count, set(starts))) == [1, 1, 2]
-    assert [name for name, _ in store.list_refs("session/")] == ["session/a", "session/b"]
+    assert sorted(name for name, _ in store.list_refs("session/")) == ["session/a", "session/b"]
     assert [name for name, _ in store.list_refs("session/b")] == ["session/b"]
     assert [name for name, _ in store.list_refs("a")] == ["alone"]
+
+
+def test_the_name_of_a_session_tells_the_second_that_it_was_begun_in_and_no_more(bench: SealedBench) -> None:
+    store = bench.open()
+    ids = ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDZZTSV4RRFFQ69G5FAV", "01ARZ3NEEKTSV4RRFFQ69G5FAV"]
+    for session in ids:
+        store.swap(f"session/{session}", None, b"x")
+    store.swap(f"lease/{ids[0]}", None, b"x")
+    stored = sorted(name.partition("/")[2] for name in bench.beneath.held.refs if name != MARKER)
+    shown = [name[:-40] for name in stored if "-" in name]
+    assert shown == ["01ARZ3ND-", "01ARZ3ND-", "01ARZ3NE-"]
+    assert sum(re.fullmatch(r"[0-9a-f]{40}", name) is not None for name in stored) == 1
+
+
+@pytest.mark.parametrize("page", [1, 2, 128])
+def test_a_page_of_sessions_opens_no_more_than_their_seconds(
+    bench: SealedBench, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessions.stores.sealed._PAGE", page)
+    store = bench.open()
+    rests = [f"01ARZ3{second}{rest:02d}SV4RRFFQ69G5FAV" for second in ("AA", "BB", "CC") for rest in range(5)]
+    ids = sorted(f"{each[:8]}EK{each[8:]}"[:26].ljust(26, "0") for each in rests)
+    for session in ids:
+        store.swap(f"session/{session}", None, session.encode())
+    store.swap("session/odd", None, b"odd")
+    names = [*(f"session/{session}" for session in ids), "session/odd"]
+    opened: list[str] = []
+    real = Ciphers.open_ref
+
+    def counted(self: Ciphers, stored_name: str, value: bytes) -> tuple[str, bytes] | None:
+        opened.append(stored_name)
+        return real(self, stored_name, value)
+
+    monkeypatch.setattr(Ciphers, "open_ref", counted)
+    for before in (None, names[12], names[7], "session/01ARZ3BB", "session/", "zz", "a"):
+        for most in (0, 1, 4, 40):
+            expected = [name for name in reversed(names) if before is None or name < before][:most]
+            assert [name for name, _ in store.last_refs("session/", before, most)] == expected
+    for prefix in ("session/01ARZ3BB", "session/01ARZ3BBEK03", "session/o", "session/01"):
+        expected = [name for name in names if name.startswith(prefix)]
+        assert sorted(name for name, _ in store.list_refs(prefix)) == expected
+        assert [name for name, _ in store.last_refs(prefix, None, 40)] == expected[::-1]
+    opened.clear()
+    store.last_refs("session/", names[12], 2)
+    assert len(opened) <= 1 + 5 + page
+    opened.clear()
+    list(store.list_refs("session/01ARZ3BB"))
+    assert len(opened) <= 1 + 5
+
+
+def test_a_list_goes_on_though_keys_change_while_it_is_read(bench: SealedBench) -> None:
+    store = bench.open()
+    names = [f"session/01ARZ3NDEKTSV4RRFFQ69G5F{number:02d}" for number in range(4)]
+    for name in names:
+        store.swap(name, None, b"x")
+    listing = store.list_refs("session/")
+    first = next(listing)[0]
+    bench.keys.rotate()
+    assert store.reseal_refs() == 4
+    bench.keys.drop_old()
+    assert sorted([first, *(name for name, _ in listing)]) == names
 
 
 def test_a_blob_in_the_clear_among_sealed_ones_is_told_and_never_read(
