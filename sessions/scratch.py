@@ -20,7 +20,7 @@ _CACHE = 2048
 
 
 class Scratch:
-    """Tables, made by the statements of `schema`. One thread at a time. Raises StoreFull, StoreUnavailable."""
+    """Tables, made by the statements `schema`. One thread at a time. Raises StoreFull, StoreUnavailable."""
 
     def __init__(self, *schema: str) -> None:
         # The empty name is of a temporary file; no transaction is ever ended, since nothing is to survive.
