@@ -35,7 +35,11 @@ class SharedEngine:
     def __init__(self, driver: Driver, scope: str = "") -> None:
         self._driver = driver
         self._engine = driver.engine
-        self._scope = scope
+        self.scope = scope
+
+    def within(self, scope: str) -> SharedEngine:
+        """The same engine, as those of another scope see it."""
+        return SharedEngine(self._driver, scope)
 
     @property
     def model_name(self) -> str:
@@ -72,7 +76,7 @@ class SharedEngine:
     # --- sequences ----------------------------------------------------------------------------
 
     def create(self, sampler: SamplerParams | None = None) -> SeqId:
-        return self._driver.call(lambda engine: engine.create(sampler, self._scope))
+        return self._driver.call(lambda engine: engine.create(sampler, self.scope))
 
     def close(self, seq: SeqId) -> None:
         self._driver.let_go(seq, lambda engine: engine.close(seq))
@@ -152,7 +156,7 @@ class SharedEngine:
             self._leave(stream)
 
     def known_prefix(self, tokens: Sequence[int]) -> int:
-        return self._driver.call(lambda engine: engine.known_prefix(tokens, self._scope))
+        return self._driver.call(lambda engine: engine.known_prefix(tokens, self.scope))
 
     def generate(
         self,
@@ -210,7 +214,7 @@ class SharedEngine:
         return self._driver.call(lambda engine: engine.snapshot(seq, since))
 
     def restore(self, state: SequenceState) -> SeqId:
-        return self._driver.call(lambda engine: engine.restore(state, self._scope))
+        return self._driver.call(lambda engine: engine.restore(state, self.scope))
 
     def device_snapshot(self, seq: SeqId) -> DeviceState:
         return self._driver.call(lambda engine: engine.device_snapshot(seq))

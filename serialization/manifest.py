@@ -56,13 +56,18 @@ from serialization.refs import (
 
 #: the feature that a manifest with a note needs
 NOTE = "note"
+#: the feature that a manifest of a session with a salt needs
+SALT = "salt"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({DRAFT, NOTE})
+FEATURES = frozenset({DRAFT, NOTE, SALT})
+#: what the digest of a salt begins with
+SALT_PREFIX = "b3-"
 
 StoredEdge = Pending | StoredLogits | None
 
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SALT = re.compile(rf"{SALT_PREFIX}[0-9a-f]{{64}}")
 
 
 class ManifestKind(StrEnum):
@@ -126,11 +131,13 @@ class Manifest:
     canary: Canary | None = None
     draft: StoredDraft | None = None
     note: str | None = None
+    salt: str | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
         """What a reader must know to read this manifest."""
-        return tuple(name for name, there in ((DRAFT, self.draft), (NOTE, self.note)) if there is not None)
+        added = ((DRAFT, self.draft), (NOTE, self.note), (SALT, self.salt))
+        return tuple(name for name, there in added if there is not None)
 
     @property
     def length(self) -> int:
@@ -216,6 +223,8 @@ class Manifest:
             record["draft"] = self.draft.record()
         if self.note is not None:
             record["note"] = self.note
+        if self.salt is not None:
+            record["salt"] = self.salt
         return record
 
 
@@ -265,6 +274,7 @@ def _read(record: Record) -> Manifest:
         canary=stated.read_canary(record.record_or_none("canary"), length),
         draft=StoredDraft.read(record.record("draft"), length) if DRAFT in features else None,
         note=record.text("note", MAX_NOTE_NBYTES) if NOTE in features else None,
+        salt=_matching(_SALT, record.text("salt", MAX_LABEL_NBYTES), "salt") if SALT in features else None,
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)

@@ -73,10 +73,8 @@ class Answer:
         end."""
         self._gone.set()
         with self._heard:  # whoever waits for a piece just now has it first
-            self._over = True
+            self._end()
             self._told.close()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
 
     # --- in an event loop ---------------------------------------------------------------------
 
@@ -85,7 +83,7 @@ class Answer:
 
     async def __anext__(self) -> str:
         try:
-            piece = await self._in_thread(self._next)
+            piece = None if self._over else await self._in_thread(self._next)
         except asyncio.CancelledError:
             self._gone.set()  # its thread does not wait for more than a token
             raise
@@ -109,19 +107,29 @@ class Answer:
     def _next(self) -> str | None:
         """The next piece that has any text; None at the end."""
         with self._heard:
-            while not self._over:
-                match next(self._told, None):
-                    case Begun() as begun:
-                        self.begun = begun
-                    case Said(0, piece):
-                        if piece.text:
-                            self._texts.append(piece.text)
-                            return piece.text
-                    case Ended() as ended:
-                        self.ended = ended
-                    case None:
-                        self._over = True
+            try:
+                while not self._over:
+                    match next(self._told, None):
+                        case Begun() as begun:
+                            self.begun = begun
+                        case Said(0, piece):
+                            if piece.text:
+                                self._texts.append(piece.text)
+                                return piece.text
+                        case Ended() as ended:
+                            self.ended = ended
+                        case None:
+                            self._end()
+            except BaseException:
+                self._end()
+                raise
         return None
+
+    def _end(self) -> None:
+        """Nothing more is to come, and nobody waits for it."""
+        self._over = True
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
     async def _in_thread(self, verb: Callable[[], Result]) -> Result:
         if self._thread is None:

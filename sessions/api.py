@@ -19,14 +19,18 @@ from typing import Self
 
 from engine.config import EngineConfig
 from engine.errors import SessionExists, SessionNotFound
+from engine.generation import Cancel
 from engine.loader import load_engine
 from engine.state import SamplerParams
 from sessions import names
 from sessions.answer import Answer
-from sessions.chat import AsyncChat, Chat, Opening
+from sessions.chat import AsyncChat, Chat, Opening, either
+from sessions.keyring.master import MasterKeys
+from sessions.keyring.ring import Keyring
+from sessions.policy import Policy
 from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.service.ask import Ask, ChatMessage, Format, Keep
-from sessions.service.backend import Backend, BackendConfig
+from sessions.service.backend import Backend, BackendConfig, Turning
 from sessions.service.told import Page, SessionView
 from sessions.stores.open import open_store
 
@@ -34,14 +38,20 @@ __all__ = [
     "Answer",
     "Ask",
     "AsyncChat",
+    "BackendConfig",
     "Chat",
     "ChatMessage",
+    "Conversations",
     "EngineConfig",
     "Fallback",
     "Format",
     "Keep",
+    "Keyring",
     "Manager",
+    "MasterKeys",
+    "Opening",
     "Page",
+    "Policy",
     "Reason",
     "RestoreResult",
     "SamplerParams",
@@ -49,40 +59,13 @@ __all__ = [
 ]
 
 
-class Manager:
-    """The conversations of one tenant, by way of a backend. Safe from many threads."""
+class Conversations:
+    """The conversations of one tenant of a backend. Safe from many threads. Its verbs block, but for
+    two: what `session` and `complete` return does something when it is entered, or heard."""
 
     def __init__(self, backend: Backend, tenant: str = "default") -> None:
-        """`backend` is closed by `close`; for several tenants of one backend see `of`."""
         self.backend = backend
         self.tenant = tenant
-
-    @classmethod
-    def open(
-        cls,
-        model: str | Path,
-        store: str | Path,
-        engine: EngineConfig | None = None,
-        config: BackendConfig | None = None,
-        tenant: str = "default",
-    ) -> Manager:
-        """Load the model at `model` (a GGUF file, a folder of safetensors, "hf:…") for the conversations in
-        `store` (a folder, "redis://…" or another store's address). Both are made ready here, which may take
-        some time: ModelNotFound, WeightsRefused, ConfigError, StoreUnavailable and others are raised here."""
-        loaded = load_engine(model, engine or EngineConfig(num_seqs=16))
-        address = os.fspath(store)
-        backend = Backend(loaded, lambda name: open_store(address, name), config)
-        manager = cls(backend, tenant)
-        try:
-            backend.manager(tenant)
-        except BaseException:
-            backend.close()
-            raise
-        return manager
-
-    def of(self, tenant: str) -> Manager:
-        """The conversations of another tenant, on the same backend."""
-        return Manager(self.backend, tenant)
 
     # --- one conversation -----------------------------------------------------------------------
 
@@ -95,7 +78,7 @@ class Manager:
         """Open the session of this id or name: `with`, or `async with`. A name that is free, or none, begins
         a new one, with `system` and `sampler`. Raises SessionNotFound for the id of no session, when it is
         opened; that it is being written to elsewhere (LeaseHeld) is found out by the first `send`."""
-        return Opening(lambda: Chat(self.backend, self.tenant, self._view(session, system, sampler)), [])
+        return Opening(lambda: Chat(self.backend, self.tenant, self._view(session, system, sampler)))
 
     def _view(self, session: str | None, system: str | None, sampler: SamplerParams | None) -> SessionView:
         if session is not None:
@@ -115,10 +98,13 @@ class Manager:
     ) -> Answer:
         """Hear the reply to a whole conversation that you keep yourself; of its past, what is known here is
         not read again."""
-        asked = ask or Ask()
-        return Answer(
-            lambda gone: self.backend.complete(self.tenant, messages, replace(asked, cancel=gone), keep)
-        )
+        asked, said = ask or Ask(), tuple(messages)
+
+        def told(gone: Cancel) -> Turning:
+            cancel = gone if asked.cancel is None else either(gone, asked.cancel)
+            yield from self.backend.complete(self.tenant, said, replace(asked, cancel=cancel), keep)
+
+        return Answer(told)
 
     # --- all of them ----------------------------------------------------------------------------
 
@@ -129,6 +115,39 @@ class Manager:
     def delete(self, session: str) -> None:
         """Forget a session; `tenuto gc` takes its bytes."""
         self.backend.delete(self.tenant, session)
+
+
+class Manager(Conversations):
+    """A model, a store, and the conversations of one tenant in it; those of others by `of`."""
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        store: str | Path,
+        engine: EngineConfig | None = None,
+        config: BackendConfig | None = None,
+        tenant: str = "default",
+        keyring: Keyring | None = None,
+    ) -> Self:
+        """Load the model at `model` (a GGUF file, a folder of safetensors, "hf:…") for the conversations in
+        `store` (a folder, "redis://…" or another store's address), which is sealed with a `keyring`. Both are
+        made ready here, which may take some time: ModelNotFound, WeightsRefused, ConfigError, NameRefused,
+        StoreUnavailable, SealRefused and others are raised here."""
+        loaded = load_engine(model, engine or EngineConfig(num_seqs=16))
+        address = os.fspath(store)
+        backend = Backend(loaded, lambda name: open_store(address, name, keyring=keyring), config)
+        manager = cls(backend, tenant)
+        try:
+            backend.manager(tenant)
+        except BaseException:
+            backend.close()
+            raise
+        return manager
+
+    def of(self, tenant: str) -> Conversations:
+        """The conversations of another tenant, as long as this manager is open."""
+        return Conversations(self.backend, tenant)
 
     def close(self) -> None:
         """Let nobody begin another turn, end those that run, save them, and let the model go. Raises what

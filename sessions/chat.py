@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO
 
+from engine.errors import UsageError
 from engine.generation import Cancel
 from serialization.manifest import Message
 from sessions.answer import Answer
@@ -17,32 +18,28 @@ from sessions.service.told import SessionView
 from sessions.session import ExportInfo
 
 
-@dataclass(frozen=True, slots=True)
 class Opening:
-    """A session that is about to be opened: `with` gives a `Chat`, `async with` an `AsyncChat`."""
+    """A session that is about to be opened, once: `with` gives a `Chat`, `async with` an `AsyncChat`."""
 
-    open: Callable[[], Chat]
-    opened: list[Chat | AsyncChat]
+    def __init__(self, open_chat: Callable[[], Chat]) -> None:
+        self._open = open_chat
+        self._chat: Chat | None = None
 
     def __enter__(self) -> Chat:
-        chat = self.open()
-        self.opened.append(chat)
-        return chat
+        if self._chat is not None:
+            raise UsageError("this block was entered before: ask the manager for the session again")
+        self._chat = self._open()
+        return self._chat
 
     def __exit__(self, *_: object) -> None:
-        chat = self.opened.pop()
-        assert isinstance(chat, Chat)
-        chat.close()
+        assert self._chat is not None, "what ends has begun"
+        self._chat.close()
 
     async def __aenter__(self) -> AsyncChat:
-        chat = AsyncChat(await asyncio.to_thread(self.open))
-        self.opened.append(chat)
-        return chat
+        return AsyncChat(await asyncio.to_thread(self.__enter__))
 
     async def __aexit__(self, *_: object) -> None:
-        chat = self.opened.pop()
-        assert isinstance(chat, AsyncChat)
-        await chat.close()
+        await asyncio.to_thread(self.__exit__)
 
 
 class Chat:
@@ -118,7 +115,7 @@ class Chat:
         def told(gone: Cancel) -> Turning:
             self._settle()  # in the thread that hears it, since it may have to wait
             self._answer = answer
-            cancel = gone if ask.cancel is None else _either(gone, ask.cancel)
+            cancel = gone if ask.cancel is None else either(gone, ask.cancel)
             yield from begin(replace(ask, expected=self._etag, cancel=cancel))
 
         answer = Answer(told)
@@ -189,5 +186,6 @@ class AsyncChat:
         await asyncio.to_thread(self._chat.close)
 
 
-def _either(one: Cancel, other: Cancel) -> Cancel:
+def either(one: Cancel, other: Cancel) -> Cancel:
+    """Asks both."""
     return lambda: one() or other()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.errors import LeaseHeld, LeaseLost, StaleSession
 from serialization.blobs import BlobClass, Store
 from serialization.manifest import Manifest, ManifestKind, Origin, manifest_id
-from sessions import names
+from sessions import names, salts
 from sessions.catalog import Catalog, Entry
 from sessions.copying import copied
 from sessions.lease import KeepAlive, acquire
@@ -95,6 +95,7 @@ class Commits:
             parent=source.blob if source else None,
             forked_from=_origin(past, source),
             note=None,
+            salt=salts.of_fork(past, session),
             created=now,
             updated=now,
         )

@@ -29,7 +29,7 @@ from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, Message
 from serialization.resume import cut
 from serialization.snapshot import verify_kept
-from sessions import names
+from sessions import names, salts
 from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
 from sessions.commits import Commits
@@ -62,18 +62,23 @@ class SessionManager:
         policy: Policy | None = None,
         holder: str | None = None,
         tenant: str = "default",
-        salt: str = "",
+        salt: str | None = None,
     ) -> None:
-        """Of the prefixes of the tenant's sessions those are shared that were saved with the same `salt`."""
+        """Prefixes are shared by the tenant's sessions that have the same `salt` (see `salts`)."""
         self.store = store
         self.policy = policy or Policy()
         self.tenant = tenant
+        self.salt = salt
         self._engine = engine
         self._holder = holder or f"pid {os.getpid()} on {socket.gethostname()}"
         self._catalog = Catalog(store)
         self._pins = Pins(store)
         self._prefixes = PrefixIndex(store, tenant, salt)
         self.commits = Commits(store, self._prefixes, self._holder, tenant, self.policy.lease)
+
+    def salted(self, engine: Verbs, salt: str | None) -> SessionManager:
+        """The manager of the same sessions, for turns that are asked with another salt."""
+        return SessionManager(self.store, engine, self.policy, self._holder, self.tenant, salt)
 
     @property
     def engine(self) -> Verbs:
@@ -96,7 +101,7 @@ class SessionManager:
         except BaseException:
             lease.close()
             raise
-        return Session(session, name, title, lease)
+        return Session(session, name, title, lease, salt=self.salt)
 
     def open(self, ref: str, known: Entry | None = None) -> Session:
         """The session of this id, unique start of an id, or name. A turn that is `known` is not
@@ -109,7 +114,16 @@ class SessionManager:
             lease.close()
             raise
         stored = entry.manifest
-        return Session(session, stored.name, stored.title, lease, entry, stored.forked_from, note=stored.note)
+        return Session(
+            session,
+            stored.name,
+            stored.title,
+            lease,
+            entry,
+            stored.forked_from,
+            note=stored.note,
+            salt=salts.after_turn(stored, self.salt),
+        )
 
     def find(self, ref: str) -> str:
         """The id that an id, a unique start of one, or a name means. Raises SessionNotFound, NameRefused."""

@@ -1,7 +1,7 @@
 """The prefix index: which stored session has already read these tokens.
 
-A chunk border is keyed by a chain of (fingerprint, tenant, all tokens before it), so that equal keys
-mean equal pasts under equal models. The index only says where to look: a hit is believed after the
+A chunk border is keyed by a chain of (fingerprint, tenant, salt, all tokens before it), so that equal keys
+mean equal pasts under equal models. The index only says where to look: a hit is believed after salt and
 token ids of the manifest compared equal, and only rows that this build computed are shared.
 """
 
@@ -38,24 +38,26 @@ class Hit:
 class PrefixIndex:
     """Keys of chunk borders in refs. It holds hints alone: losing it costs reading, never truth.
 
-    What one tenant entered with one `salt` is found with both alone. Keys are made of the tokens and of what
-    is asked, and all are looked up in one step: a miss takes as long whatever others have stored.
+    A session is entered under the salt that its manifest has; who looks finds what has the `salt` that it
+    asks with (see `salts`). Keys are made of the tokens and of what is asked, and all are looked up in one
+    step: a miss takes as long whatever others have stored.
     """
 
-    def __init__(self, store: Store, tenant: str, salt: str = "") -> None:
+    def __init__(self, store: Store, tenant: str, salt: str | None = None) -> None:
         self._store = store
-        self._root = [tenant, salt] if salt else [tenant]
+        self._tenant = tenant
+        self._salt = salt
 
     def add(self, manifest: Manifest, known: int) -> None:
         """Enter the whole computed chunks of `manifest` beyond the first `known` tokens."""
         stop = computed_prefix(manifest)
-        names = self._names(manifest.fingerprint, manifest.tokens[:stop])
+        names = self._names(manifest.fingerprint, manifest.salt, manifest.tokens[:stop])
         value = manifest.session.encode()
         self._store.hint({name: value for name in names[known // CHUNK_TOKENS :]})
 
     def find(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> Hit | None:
         """The longest believed prefix of `tokens`, at least one chunk, or None."""
-        names = self._names(fingerprint, tokens)
+        names = self._names(fingerprint, self._salt, tokens)
         values = self._store.read_many(names) if names else ()
         best: Hit | None = None
         seen: set[bytes] = set()
@@ -75,16 +77,19 @@ class PrefixIndex:
             manifest = Catalog(self._store).session(session).manifest
         except (SessionNotFound, StateError):
             return None  # only a hint; `check` is where damage is told
+        if manifest.salt != self._salt:
+            return None  # it is another one by now
         if manifest.fingerprint != fingerprint:
             return None  # also where only the making differs: a piece of a state has no canary
         length = min(common_prefix(manifest.tokens, tokens), computed_prefix(manifest))
         length = last_resumable(manifest, length)
         return Hit(session, manifest, length) if length >= CHUNK_TOKENS else None
 
-    def _names(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> list[str]:
+    def _names(self, fingerprint: Fingerprint, salt: str | None, tokens: Sequence[int]) -> list[str]:
         ids = np.asarray(tokens, dtype="<i4")
+        whose = [self._tenant] if salt is None else [self._tenant, salt]
         key = blake3(
-            msgpack.packb([sorted(fingerprint.meaning.items()), *self._root]), derive_key_context=_CONTEXT
+            msgpack.packb([sorted(fingerprint.meaning.items()), *whose]), derive_key_context=_CONTEXT
         ).digest()
         names = []
         for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):

@@ -47,11 +47,12 @@ def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
 def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
     empty = _cut(replace(manifest, messages=()), 0)
-    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None)
+    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None, salt=None)
 
 
 def imported(manifest: Manifest) -> Manifest:
-    """With its computed rows as somebody else's. Neighbouring spans that are the same by that are one."""
+    """With its computed rows as somebody else's. Neighbouring spans that are the same by that are one. A salt
+    is another tenant's, and means nothing here."""
     spans: list[Span] = []
     for span in manifest.spans:
         if span.provenance is Provenance.COMPUTED:
@@ -59,7 +60,7 @@ def imported(manifest: Manifest) -> Manifest:
         if spans and spans[-1].provenance is span.provenance:
             span = replace(span, start=spans.pop().start)
         spans.append(span)
-    return replace(manifest, spans=tuple(spans))
+    return replace(manifest, spans=tuple(spans), salt=None)
 
 
 def has_rows(manifest: Manifest) -> bool:

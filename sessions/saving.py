@@ -91,8 +91,9 @@ def export_turn(
 
 
 def export(out: BinaryIO, manifest: Manifest, store: Store) -> ExportInfo:
-    """Write a stored turn as one archive."""
-    return ExportInfo(write_archive(out, manifest, store), sum(1 for _ in manifest.blobs()))
+    """Write a stored turn as one archive. Its salt stays here: an archive is for others to read."""
+    unsalted = replace(manifest, salt=None)
+    return ExportInfo(write_archive(out, unsalted, store), sum(1 for _ in manifest.blobs()))
 
 
 def _manifest(
@@ -131,4 +132,5 @@ def _manifest(
         edge=written.edge,
         draft=written.draft,
         note=session.note,
+        salt=session.salt,
     )

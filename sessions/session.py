@@ -27,7 +27,8 @@ class Session:
     `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
     chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
     `draft_synced` counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked
-    for and whose answer was lost. `note` is kept with the session, for whoever wrote it.
+    for and whose answer was lost. `note` is kept with the session, for whoever wrote it; `salt` is the one
+    that its next turn has.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Session:
     draft_synced: int = 0
     unsure: Entry | None = None
     note: str | None = None
+    salt: str | None = None
 
     @property
     def manifest(self) -> Manifest | None:

@@ -59,7 +59,8 @@ class Ask:
     format         what the text may be
     fallback       what happens to stored rows that cannot be believed
     expected       the turn that the session must stand at (`SessionView.etag`); None: at any
-    salt           shares no past, in memory or stored, but with calls of the same tenant and the same salt
+    salt           shares no past, in memory or stored, but with calls of the same tenant and the same salt.
+                   A session whose turns are asked with several is its own from then on (see `salts`)
     cancel         asked between batches from another thread: must be quick, and must not raise
     """
 

@@ -13,6 +13,7 @@ from engine.runner import Engine
 from engine.shared import SharedEngine
 from engine.state import SamplerParams
 from serialization.blobs import BlobId, Store
+from sessions import salts
 from sessions.listing import Usage
 from sessions.manager import SessionManager
 from sessions.policy import Policy
@@ -24,7 +25,7 @@ from sessions.service.common import Common
 from sessions.service.completion import Wanted, complete
 from sessions.service.held import save_again
 from sessions.service.past import Past
-from sessions.service.place import Place
+from sessions.service.place import Place, scope_of
 from sessions.service.planner import Planner
 from sessions.service.residents import Residents, Unsaved
 from sessions.service.stored import Stored
@@ -164,7 +165,7 @@ class Backend:
         that `Keep.SESSION` keeps is that one."""
         ask = ask or Ask()
         place = self._place(tenant, ask.salt)
-        past = Past(place.manager.store, place.engine, tenant, ask.salt)
+        past = Past(place)
         wanted = Wanted(as_messages(messages), ask, keep, parent, own)
         return complete(self._common, place, past, wanted)
 
@@ -333,11 +334,10 @@ class Backend:
 
     def _place(self, tenant: str, salt: str) -> Place:
         check_tenant(tenant)
-        scope = f"{tenant}\0{salt}"
-        engine = SharedEngine(self._driver, scope)
-        config = self._config
-        manager = SessionManager(self._store(tenant), engine, config.policy, config.holder, tenant, salt)
-        return Place(tenant, scope, engine, manager)
+        digest, config = salts.digest_of(tenant, salt), self._config
+        engine = SharedEngine(self._driver, scope_of(tenant, digest))
+        manager = SessionManager(self._store(tenant), engine, config.policy, config.holder, tenant, digest)
+        return Place(engine, manager)
 
     def _store(self, tenant: str) -> Store:
         with self._lock:

@@ -116,8 +116,12 @@ def _source(place: Place, past: Past, wanted: Wanted) -> Entry | None:
 
 
 def _opened(common: Common, place: Place, source: Entry | None, wanted: Wanted) -> Held:
-    """A sequence with the past of `source`, which nobody holds for it; an empty one without."""
-    if source is not None and 0 < source.manifest.length <= place.engine.n_ctx:
+    """A sequence with the past of `source`, which nobody holds for it; an empty one without, or where the
+    past was said with another salt."""
+    detail = ""
+    if source is not None and source.manifest.salt != place.salt:
+        detail = "what it goes on from was said with another cache_salt"
+    elif source is not None and 0 < source.manifest.length <= place.engine.n_ctx:
         manifest = source.manifest
         session = Session(
             manifest.session,
@@ -127,15 +131,16 @@ def _opened(common: Common, place: Place, source: Entry | None, wanted: Wanted) 
             source,
             manifest.forked_from,
             note=manifest.note,
+            salt=manifest.salt,
         )
         try:
             stays = wanted.keep is not Keep.PAST or wanted.parent is not None
             return restore(common, place, session, Fallback.RECOMPUTE, others_may_follow=stays)
         except (StateError, StoreError):
             pass  # the text is all here
-    session = Session("", None, "", NoLease())
+    session = Session("", None, "", NoLease(), salt=place.salt)
     live = Live(place.manager, session, place.engine.create(wanted.ask.sampler))
-    return Held(common, place, live, RestoreResult(Reason.NEW, 0, 0, 0.0))
+    return Held(common, place, live, RestoreResult(Reason.NEW, 0, 0, 0.0, detail))
 
 
 def _known(have: Sequence[Message], want: Sequence[Message]) -> list[Message]:

@@ -9,6 +9,7 @@ from engine.errors import NoSlot, StaleSession, StoreError, TenutoError
 from engine.state import Pending, SeqId
 from serialization.blobs import BlobId
 from serialization.manifest import Message
+from sessions import salts
 from sessions.live import Live
 from sessions.names import is_session_id
 from sessions.restore import Fallback, Reason, RestoreResult
@@ -122,6 +123,9 @@ def hold(common: Common, place: Place, ref: str, fallback: Fallback, expected: B
     Raises SessionNotFound, LeaseHeld, StaleSession where it is not at `expected`, and what a restore raises.
     """
     unsaved = _unsaved(common, place, ref)
+    if unsaved is not None and unsaved.live.session.salt not in (place.salt, salts.own(unsaved.session)):
+        _stored_first(common, unsaved)
+        unsaved = None
     if unsaved is not None:
         live = unsaved.live
         before = Before(live.ids, tuple(live.messages))
@@ -135,10 +139,18 @@ def hold(common: Common, place: Place, ref: str, fallback: Fallback, expected: B
     try:
         if expected is not None and session.stored().blob != expected:
             raise _stale(session)
-        return restore(common, place, session, fallback)
+        return restore(common, place.of(session.salt), session, fallback)
     except BaseException:
         session.close()
         raise
+
+
+def _stored_first(common: Common, unsaved: Unsaved) -> None:
+    """Save what is asked for with another salt than it was said with: in memory it lies where others look for
+    theirs. Raises what keeps it from being saved, and then it stays."""
+    _, error = save_again(common, unsaved)
+    if error is not None:
+        raise error
 
 
 def restore(

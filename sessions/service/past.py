@@ -14,11 +14,10 @@ import msgpack
 from blake3 import blake3
 
 from engine.errors import SessionNotFound, StateError, StoreError
-from engine.verbs import Verbs
-from serialization.blobs import Store
 from serialization.manifest import Message
 from sessions.catalog import Catalog, Entry
 from sessions.names import PREFIXES
+from sessions.service.place import Place
 
 _CONTEXT = "tenuto index of what was said, version 1"
 #: As many replies are looked for, from the last one on.
@@ -26,15 +25,17 @@ _MOST = 256
 
 
 class Past:
-    """Hints of one store, for calls with one salt. Raises nothing that the store does: a turn can be said
-    without it."""
+    """Hints of one store, for calls of one tenant with one salt. Raises nothing that the store does: a turn
+    can be said without it."""
 
-    def __init__(self, store: Store, engine: Verbs, tenant: str, salt: str) -> None:
-        self._store = store
+    def __init__(self, place: Place) -> None:
+        engine = place.engine
+        self._store = place.manager.store
+        self._salt = place.salt
         template = engine.template.digest if engine.template else None
         meaning = sorted(engine.fingerprint.meaning.items())
         self._root = blake3(
-            msgpack.packb([meaning, template, tenant, salt]), derive_key_context=_CONTEXT
+            msgpack.packb([meaning, template, place.tenant, place.salt or ""]), derive_key_context=_CONTEXT
         ).digest()
 
     def find(self, messages: Sequence[Message]) -> Entry | None:
@@ -57,9 +58,10 @@ class Past:
 
     def _entry(self, value: bytes) -> Entry | None:
         try:
-            return Catalog(self._store).session(value.decode())
+            entry = Catalog(self._store).session(value.decode())
         except (SessionNotFound, StateError):
             return None
+        return entry if entry.manifest.salt == self._salt else None  # its salt may be another by now
 
     def _keys(self, messages: Sequence[Message]) -> list[str]:
         """The keys behind each reply, in order."""

@@ -35,6 +35,10 @@ class Unsaved:
     place: Place
     live: Live
 
+    @property
+    def session(self) -> str:
+        return self.live.session.id
+
 
 class Residents:
     """By tenant and session. All of them are stored, so that any may be forgotten; what could not be stored
@@ -78,7 +82,7 @@ class Residents:
 
     def put_unsaved(self, unsaved: Unsaved) -> None:
         with self._lock:
-            self._unsaved[unsaved.place.tenant, unsaved.live.session.id] = unsaved
+            self._unsaved[unsaved.place.tenant, unsaved.session] = unsaved
 
     def num_unsaved_of(self, tenant: str, session: str) -> int:
         """1 or 0."""

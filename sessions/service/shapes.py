@@ -91,6 +91,9 @@ class Reply(Asked):
     fallback: Literal["recompute", "refuse"] = Field(
         default="recompute", description="what happens to stored rows that cannot be believed"
     )
+    cache_salt: str = Field(
+        default="", max_length=128, description="shares no past but with calls of the same salt"
+    )
 
     def ask(self, sampler: SamplerParams | None, expected: BlobId | None) -> Ask:
         return Ask(
@@ -100,6 +103,7 @@ class Reply(Asked):
             format=Format(self.format),
             fallback=Fallback(self.fallback),
             expected=expected,
+            salt=self.cache_salt,
         )
 
     def sampler_over(self, stored: Callable[[], SessionView]) -> SamplerParams | None:

@@ -87,6 +87,8 @@ def golden_files() -> dict[str, tuple[bytes, bytes]]:
         files[f"{name}.tenuto"] = (out.getvalue(), b"")
     noted = replace(Manifest.decode(files["session.manifest"][0]), note="what else belongs to it")
     files["session-note.manifest"] = (noted.encode(), b"")
+    salted = replace(Manifest.decode(files["session.manifest"][0]), salt="b3-" + "0123456789abcdef" * 4)
+    files["session-salt.manifest"] = (salted.encode(), b"")
     return files
 
 

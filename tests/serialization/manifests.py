@@ -157,4 +157,5 @@ def manifests(draw: st.DrawFn) -> Manifest:
         canary=draw(st.none() | canaries(length)),
         draft=draw(st.none() | drafts(length)) if length else None,
         note=draw(st.none() | TEXTS),
+        salt=draw(st.none() | st.from_regex(r"b3-[0-9a-f]{64}", fullmatch=True)),
     )

@@ -89,6 +89,12 @@ def test_the_example_of_a_note_is_what_the_code_writes() -> None:
     assert Manifest.decode(noted.encode()) == noted
 
 
+def test_the_example_of_a_salt_is_what_the_code_writes() -> None:
+    salted = replace(EMPTY, salt=dumped("hex salt")[7:].decode())
+    assert dumped("hex salt") in salted.encode()
+    assert Manifest.decode(salted.encode()) == salted
+
+
 def test_the_features_are_those_that_the_page_names() -> None:
     (named,) = table("Every key below")["`features`"]
     assert set(re.findall(r"`(\w+)` \(5", named)) == FEATURES

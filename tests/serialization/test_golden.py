@@ -86,3 +86,11 @@ def test_a_note_changes_nothing_of_the_session_that_has_it() -> None:
     assert noted.note == "what else belongs to it"
     assert replace(noted, note=None).encode() == golden("session.manifest")
     assert b"note" not in golden("session.manifest")
+
+
+def test_a_salt_changes_nothing_else_of_the_session_that_has_it() -> None:
+    salted = Manifest.decode(golden("session-salt.manifest"))
+    assert salted.salt == "b3-" + "0123456789abcdef" * 4
+    assert salted.encode() == golden("session-salt.manifest")
+    assert replace(salted, salt=None).encode() == golden("session.manifest")
+    assert b"salt" not in golden("session.manifest")

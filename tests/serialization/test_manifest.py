@@ -134,6 +134,7 @@ def test_random_damage_never_raises_but_state_errors() -> None:
 
 ROWS = "rows-b3-" + "0" * 64
 POINT = "point-b3-" + "0" * 64
+SALT = "b3-" + "a" * 64
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,15 @@ POINT = "point-b3-" + "0" * 64
         ({"features": ["note"], "note": None}, Corrupt),
         ({"features": ["note"], "note": "x" * (2**20 + 1)}, LimitExceeded),
         ({"features": ["note", "draft"], "note": "x"}, Corrupt),
+        ({"salt": SALT}, Corrupt),
+        ({"features": ["salt"]}, Corrupt),
+        ({"features": ["salt"], "salt": None}, Corrupt),
+        ({"features": ["salt"], "salt": ""}, Corrupt),
+        ({"features": ["salt"], "salt": "the salt itself"}, Corrupt),
+        ({"features": ["salt"], "salt": SALT + "0"}, Corrupt),
+        ({"features": ["salt"], "salt": SALT.upper()}, Corrupt),
+        ({"features": ["salt"], "salt": "x" * 1025}, LimitExceeded),
+        ({"features": ["salt", "note"], "note": "x", "salt": SALT}, Corrupt),
         ({"title": ...}, Corrupt),
         ({"title": 3}, Corrupt),
         ({"title": "x" * 1025}, LimitExceeded),
