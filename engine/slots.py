@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakMethod
 
 from engine.cache.memory import Memory, MemoryNeeds, MemorySpec
 from engine.config import ResolvedConfig
@@ -32,9 +33,10 @@ class Slots:
     recently used give way first."""
 
     def __init__(self, memory: Memory, num_seqs: int, unsay: Callable[[SeqId, int], None]) -> None:
-        """`unsay` takes back so many tokens of a sequence (see `Engine.unsay`)."""
+        """`unsay` takes back so many tokens of a sequence (see `Engine.unsay`). Its owner is also that of these
+        slots, and is not kept alive: its gigabytes are to be free as soon as nobody else has it."""
         self._memory = memory
-        self._unsay = unsay
+        self._unsay = WeakMethod(unsay)
         self._num_seqs = num_seqs
         self._live: dict[SeqId, Record] = {}
         self._idle: OrderedDict[SeqId, Record] = OrderedDict()
@@ -44,7 +46,9 @@ class Slots:
         """What is ahead of its reader is taken back: whoever looks sees what was said, and no more."""
         ahead = self.ahead(seq)
         if ahead:
-            self._unsay(seq, len(ahead))
+            unsay = self._unsay()
+            assert unsay is not None, "slots are used by their owner alone"
+            unsay(seq, len(ahead))
         if seq not in self._live:
             raise EngineError(f"there is no live sequence {seq}")
         return self._live[seq]

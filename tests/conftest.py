@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +33,16 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("TENUTO_MODELS", str(MODELS))
     return home
+
+
+@pytest.fixture(autouse=True, scope="module")
+def given_back() -> Iterator[None]:
+    """After each module its memory goes back to the machine: the allocator would keep gigabytes of it, and
+    whoever forks would copy what leads to them."""
+    yield
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

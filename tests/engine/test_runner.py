@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +260,18 @@ def test_an_empty_sequence_has_nothing_to_say(engine: Engine) -> None:
     engine.set_pending(seq, 5)
     engine.decode([seq])
     assert engine.tokens(seq) == (5,)
+
+
+def test_an_engine_that_nobody_has_is_gone_with_its_memory(make_engine: MakeEngine) -> None:
+    """At once: no cycle keeps it until garbage is collected."""
+    engine = make_engine()
+    seq = engine.create()
+    engine.feed(seq, [1, 2, 3])
+    assert [piece.token for piece in engine.generate(seq, 4)]
+    memory = weakref.ref(engine._memory)
+    gc.disable()
+    try:
+        del engine
+        assert memory() is None
+    finally:
+        gc.enable()
