@@ -33,8 +33,8 @@ class Slots:
     recently used give way first."""
 
     def __init__(self, memory: Memory, num_seqs: int, unsay: Callable[[SeqId, int], None]) -> None:
-        """`unsay` takes back so many tokens of a sequence (see `Engine.unsay`). Its owner, who has these slots, is
-        not kept alive: its gigabytes are to be free as soon as nobody else has it."""
+        """`unsay` takes back so many tokens of a sequence (see `Engine.unsay`). Its owner, who has these
+        slots, is not kept alive: its gigabytes are to be free as soon as nobody else has it."""
         self._memory = memory
         self._unsay = WeakMethod(unsay)
         self._num_seqs = num_seqs
