@@ -17,6 +17,11 @@ def title_of(text: str) -> str:
     return " ".join(text.split())[:_TITLE_LENGTH]
 
 
+def title_of_all(messages: Sequence[Message]) -> str:
+    """The same by what the user said first; empty before that."""
+    return title_of(next((message.text for message in messages if message.role == "user"), ""))
+
+
 def first_of(messages: Sequence[Message], turns: int) -> int:
     """The index of the message that opens the last `turns` turns. Raises UsageError if there are fewer."""
     begun = [i for i, message in enumerate(messages) if message.role == "user"]

@@ -25,8 +25,9 @@ from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.residents import Resident
 from sessions.service.told import Begun, Ended, Spoken, Told
-from sessions.service.turns import cells_for, heard, restored, title_of
+from sessions.service.turns import cells_for, heard, restored
 from sessions.session import SaveResult, Session
+from sessions.turns import title_of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class _Keeping:
         """A session of its own. Of a parent's chunks those that it shares are named, not written."""
         manager, source, own = self.place.manager, self.source, self.wanted.own
         before = live.session
-        session = manager.create(None, title_of(live.messages), None if own is None else own.id)
+        session = manager.create(None, title_of_all(live.messages), None if own is None else own.id)
         live.session = session
         session.note = None if own is None else own.note(self.begun, self.spoken)
         if source is not None and self.wanted.keep is Keep.SESSION:

@@ -21,13 +21,10 @@ from sessions.service.replies import Replies
 from sessions.service.told import Begun, Ended, Told
 from sessions.session import SaveResult
 from sessions.transcript import whole_characters
-from sessions.turns import first_of
+from sessions.turns import first_of, title_of_all
 
-#: A session is titled by so many characters of what was said first.
-TITLE_LENGTH = 60
 #: Cells that are kept free for a reply of unknown length, and at most for one of a known one.
 REPLY_CELLS = 512
-
 #: Cells for what a template puts around a message.
 MESSAGE_CELLS = 16
 #: Of a message so much is tokenized to see about how long it is.
@@ -79,7 +76,7 @@ def _turn(
 def _concluded(held: Held, text: str) -> tuple[SaveResult | None, TenutoError | None]:
     try:
         held.live.spoke(text)
-        held.session.title = held.session.title or title_of(held.live.messages)
+        held.session.title = held.session.title or title_of_all(held.live.messages)
     except BaseException:
         held.give_up()
         raise
@@ -123,11 +120,6 @@ def _about(text: str, tokenizer: Tokenizer) -> int:
     rest = len(text) - len(begins)
     num_tokens = len(tokenizer.encode(begins))
     return MESSAGE_CELLS + num_tokens + (rest * num_tokens // len(begins) if rest else 0)
-
-
-def title_of(messages: Sequence[Message]) -> str:
-    first = next((message.text for message in messages if message.role == "user"), "")
-    return " ".join(first.split())[:TITLE_LENGTH]
 
 
 # --- what turns are of ------------------------------------------------------------------------
