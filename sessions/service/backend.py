@@ -41,7 +41,7 @@ Turning = Generator[Told, None, None]
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """max_turns    turns that run at once, each in the thread that asks for it, and with a sequence of the engine
+    """max_turns    turns that run at once, each in the thread that asks for it, with its own sequence
     max_waiting  turns that may wait for one of those to end; beyond them Busy is raised
     policy       of every tenant's store
     holder       this process, for those whom a lease keeps out; None: pid and host
