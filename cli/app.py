@@ -61,6 +61,13 @@ class App:
             self._store = None
 
     @property
+    def address(self) -> str:
+        """Where the store is, as it may be told to others: without the password that a URL may have."""
+        head, at, rest = self.url.rpartition("@")
+        scheme, there, _ = head.partition("://")
+        return f"{scheme}://{rest}" if at and there else self.url
+
+    @property
     def store(self) -> Store:
         """Raises StoreUnavailable, UsageError for a URL that names no store, SealRefused, KeyFileRefused."""
         from sessions.stores.open import open_store

@@ -39,6 +39,7 @@ from cli.run import run
 from cli.save import save
 from cli.serve import serve
 from cli.show import show
+from cli.stats import stats
 from cli.verify import verify
 from engine.errors import TenutoError
 from engine.parallel.world import World
@@ -65,6 +66,7 @@ COMMANDS = (
     verify,
     check,
     gc,
+    stats,
     keys,
     erase,
     pull,

@@ -152,7 +152,7 @@ def _serve(
         url = url_of(listening)
         if app.out.as_json:
             app.out.data(
-                {"url": url, "model": backend.model.name, "store": app.url, "keys": keys is not None}
+                {"url": url, "model": backend.model.name, "store": app.address, "keys": keys is not None}
             )
         else:
             app.out.text(f"{backend.model.name} at {url}")

@@ -102,25 +102,25 @@ class Catalog:
 
     def entries(self) -> Iterator[Entry]:
         """Every session, then every pin. Raises StateError at the first that cannot be read."""
-        for _, found in self._read_each(names.SESSIONS, names.PINS):
+        for _, found in self.read_each(names.SESSIONS, names.PINS):
             if isinstance(found, StateError):
                 raise found
             yield found
 
     def readable(self) -> Iterator[Entry]:
         """The same of those that can be read: one that is damaged does not hide the others."""
-        each = self._read_each(names.SESSIONS, names.PINS)
+        each = self.read_each(names.SESSIONS, names.PINS)
         return (found for _, found in each if isinstance(found, Entry))
 
     def readable_pins(self) -> Iterator[Entry]:
-        return (found for _, found in self._read_each(names.PINS) if isinstance(found, Entry))
+        return (found for _, found in self.read_each(names.PINS) if isinstance(found, Entry))
 
     def unreadable(self) -> dict[str, StateError]:
         """By ref, what of sessions and pins cannot be read."""
-        each = self._read_each(names.SESSIONS, names.PINS)
+        each = self.read_each(names.SESSIONS, names.PINS)
         return {ref: found for ref, found in each if isinstance(found, StateError)}
 
-    def _read_each(self, *prefixes: str) -> Iterator[tuple[str, Entry | StateError]]:
+    def read_each(self, *prefixes: str) -> Iterator[tuple[str, Entry | StateError]]:
         for ref, value in chain.from_iterable(map(self._store.list_refs, prefixes)):
             try:
                 entry = self._latest(ref, value)

@@ -125,6 +125,14 @@ def _tiered(url: str, tenant: str, config: StoreConfig) -> Store:
     return TieredStore(caches, open_raw(rest, tenant, config))
 
 
+def without_tiers(url: str) -> str:
+    """The address of the last store, where `url` has quick tiers before it."""
+    rest = url.removeprefix("tiered:")
+    while url != rest and (found := _TIER.match(rest)):
+        rest = rest[found.end() :]
+    return rest
+
+
 def parse_size(text: str) -> int:
     """'256M' or '2GiB' as bytes; K, M, G and T are powers of 1024. Raises UsageError."""
     found = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", text)

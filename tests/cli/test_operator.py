@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli.app import App
+from cli.output import Output
 from engine.errors import Corrupt, Drifted, FingerprintMismatch, NoCheckpoint, SessionNotFound, UsageError
 from engine.state import Rows
 from serialization.blobs import BlobClass, parse_blob_id
@@ -162,3 +164,46 @@ def test_a_tenant_can_be_said_in_the_environment(
 ) -> None:
     monkeypatch.setenv("TENUTO_TENANT", "ann")
     assert tenuto("ls", "--json").json["sessions"] == []
+
+
+# --- stats ----------------------------------------------------------------------------------------
+
+
+def test_stats_agree_with_ls(tenuto: Tenuto, session: str) -> None:
+    tenuto("fork", "first", "second")
+    listed, found = tenuto("ls", "--json").json, tenuto("stats", "--json").json
+    (tenant,) = found["tenants"]
+    assert tenant["tenant"] == "default"
+    assert tenant["num_sessions"] == len(listed["sessions"]) == 2
+    assert tenant["num_turns"] == sum(info["turns"] for info in listed["sessions"])
+    assert tenant["num_tokens"] == sum(info["length"] for info in listed["sessions"])
+    assert tenant["classes"]["rows"]["shared"] == listed["usage"]["rows_bytes"]
+    assert tenant["sharing"] == 2.0
+    said = tenuto("stats").out
+    assert said.startswith("2 sessions (1 fork), 0 kept turns, 4 turns, ")
+    assert "compression: " in said
+
+
+def test_stats_of_all_tenants_are_those_whose_names_are_known(
+    tenuto: Tenuto, session: str, tmp_path: Path
+) -> None:
+    for tenant in ("ann", "bob"):
+        assert tenuto("chat", *SHORT, "--tenant", tenant, stdin="hello\n").code == 0
+    assert tenuto("keys", "create", "--tenant", "ann").code == 0
+    assert tenuto("keys", "create", "--tenant", "carl").code == 0  # who has nothing here
+    done = tenuto("stats", "--all-tenants", "--json")
+    assert [each["tenant"] for each in done.json["tenants"]] == ["ann", "default"]
+    assert done.json["unknown_tenants"] == 1
+    assert len(list((tmp_path / "store" / "tenants").iterdir())) == 3  # none was made by looking
+    assert "1 tenant more here" in tenuto("stats", "--all-tenants").err
+    assert tenuto("stats", "--all-tenants", "--tenant", "ann").code == UsageError.exit_code
+
+
+def test_a_password_in_a_stores_address_is_not_told() -> None:
+    def told(url: str) -> str:
+        return App(Output(quiet=True, as_json=False), url).address
+
+    assert told("redis://ann:secret@host:1/0") == "redis://host:1/0"
+    assert told("redis://host:1/0") == "redis://host:1/0"
+    assert told("tiered:disk=1G@/tier,rediss://:secret@host") == "tiered:disk=1G@/tier,rediss://host"
+    assert told("tiered:disk=1G@/tier,/store") == "tiered:disk=1G@/tier,/store"
