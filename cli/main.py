@@ -40,6 +40,7 @@ from cli.save import save
 from cli.serve import serve
 from cli.show import show
 from cli.stats import stats
+from cli.top import top
 from cli.verify import verify
 from engine.errors import TenutoError
 from engine.parallel.world import World
@@ -72,6 +73,7 @@ COMMANDS = (
     pull,
     models,
     serve,
+    top,
     completion,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,6 +43,7 @@ class Metrics:
             "tenuto_http_request_seconds", "Until an answer's last byte", ["route"], registry=registry
         )
         registry.register(_Now(backend))
+        ProcessCollector(registry=registry)  # memory, processor time and open files, where the system tells
 
     def hear(self, told: Told) -> None:
         """What a turn told."""

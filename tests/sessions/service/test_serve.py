@@ -92,6 +92,7 @@ def serving(model: Path, store: Path, *options: str) -> Iterator[Process]:
             stderr=stderr,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[3],
         ) as popen,
     ):
         try:
