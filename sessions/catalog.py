@@ -121,6 +121,7 @@ class Catalog:
         return {ref: found for ref, found in each if isinstance(found, StateError)}
 
     def read_each(self, *prefixes: str) -> Iterator[tuple[str, Entry | StateError]]:
+        """What each ref of these beginnings names, or why that cannot be read."""
         for ref, value in chain.from_iterable(map(self._store.list_refs, prefixes)):
             try:
                 entry = self._latest(ref, value)

@@ -42,12 +42,12 @@ class Census:
         self._store = store
         try:
             for entry in entries:
-                self._add(entry)
+                self.add(entry)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         manifest, pin = entry.manifest, entry.ref.startswith(names.PINS)
         place = entry.blob if pin else manifest.session  # the name of a pin may be sealed
         self.scratch.do(

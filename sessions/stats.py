@@ -1,27 +1,28 @@
 """What a store holds, counted: sessions, turns, tokens, and every byte by what it is for.
 
-A store may have many more sessions than there is memory for. So one manifest is read at a time, and which
-blobs how many sessions need is counted in a database of its own in the system's temporary folder, which is
-gone with the process.
+A store may have many more sessions than there is memory for: one manifest is read at a time, and who needs
+which blobs is counted on the device (see `census`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
-from engine.errors import StateError, StoreFull
+from engine.errors import StateError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_class
 from serialization.manifest import Manifest
 from sessions import names
 from sessions.catalog import Catalog, Entry
+from sessions.census import Census
 from sessions.listing import count_turns
 
 #: Until how many seconds something is of an age; what is older is of the last.
 AGES = (("hour", 3600.0), ("day", 86400.0), ("week", 7 * 86400.0), ("month", 30 * 86400.0))
 OLDER = "older"
+#: How many sessions need the blob of a row of that table.
+_USERS = "(SELECT COUNT(*) FROM uses WHERE uses.blob = {}.blob)"
 _BANDS: tuple[str, ...] = (*(name for name, _ in AGES), OLDER)
 
 
@@ -94,59 +95,33 @@ class StoreStats:
 
 def count(store: Store) -> StoreStats:
     """Read every manifest, and list every blob. Raises StoreFull where there is no room to count in."""
-    stats, now = StoreStats(), store.now()
-    with _Needs.opened() as needs:
-        for entry, pins in _entries(store, stats):
-            if entry is not None:
-                _count_session(stats, entry.manifest, now)
-            needs.add([*([entry] if entry else []), *pins])
-        stats.logical_bytes, stats.unique_bytes, stats.raw_bytes = needs.sums()
-        found = blob_bytes = 0
-        for info in store.list_blobs():
-            users = needs.users(info.blob)
-            found += users > 0
-            blob_bytes += info.nbytes
+    stats = StoreStats()
+    with _Tally(store, _entries(store, stats)) as tally:
+        stats.num_missing = tally.num_missing()
+        stats.logical_bytes, stats.unique_bytes, stats.raw_bytes = tally.sums()
+        for info, users in tally.blobs():
             _count_blob(stats, info, users)
-        stats.num_missing = len(needs) - found
     stats.total_bytes = store.usage()
-    stats.index_bytes = max(0, stats.total_bytes - blob_bytes)
+    stats.index_bytes = max(0, stats.total_bytes - sum(each.nbytes for each in stats.ages.values()))
     return stats
 
 
-def _entries(store: Store, stats: StoreStats) -> Iterator[tuple[Entry | None, list[Entry]]]:
-    """Each session with its pins: they count as one user of what they share. Then pins of sessions that are
-    gone. Of pins, which people made one by one, the refs alone are remembered."""
-    catalog, by_session = Catalog(store), _pins(store, stats)
-    for ref, value in store.list_refs(names.SESSIONS):
-        entry = _read(catalog, stats, ref, value)
-        if entry is not None:
-            stats.num_sessions += 1
-            pins = by_session.pop(entry.manifest.session, [])
-            yield entry, [each for each in (_read(catalog, stats, *pin) for pin in pins) if each]
-    for pins in by_session.values():
-        yield None, [each for each in (_read(catalog, stats, *pin) for pin in pins) if each]
-
-
-def _pins(store: Store, stats: StoreStats) -> dict[str, list[tuple[str, bytes]]]:
-    found: dict[str, list[tuple[str, bytes]]] = {}
-    for ref, value in store.list_refs(names.PINS):
-        entry = _read(Catalog(store), stats, ref, value)
-        if entry is not None:
+def _entries(store: Store, stats: StoreStats) -> Iterator[Entry]:
+    """What can be read, counted as it goes by."""
+    now = store.now()
+    for ref, found in Catalog(store).read_each(names.SESSIONS, names.PINS):
+        if isinstance(found, StateError):
+            stats.num_unreadable += 1
+            continue
+        if ref.startswith(names.SESSIONS):
+            _count_session(stats, found.manifest, now)
+        else:
             stats.num_pins += 1
-            found.setdefault(entry.manifest.session, []).append((ref, value))
-    return found
-
-
-def _read(catalog: Catalog, stats: StoreStats, ref: str, value: bytes) -> Entry | None:
-    """None for one that cannot be read, and for one that is gone since it was listed."""
-    try:
-        return catalog.latest(ref, value)
-    except StateError:
-        stats.num_unreadable += 1
-        return None
+        yield found
 
 
 def _count_session(stats: StoreStats, manifest: Manifest, now: float) -> None:
+    stats.num_sessions += 1
     stats.num_forks += manifest.forked_from is not None
     stats.num_turns += count_turns(manifest)
     stats.num_tokens += manifest.length
@@ -174,57 +149,41 @@ def _band(age: float) -> str:
     return next((name for name, most in AGES if age < most), OLDER)
 
 
-class _Needs:
-    """How many sessions need each blob, on the device rather than in memory."""
+class _Tally:
+    """A census, and the sizes that manifests tell: of rows and point state, before and after encoding."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    @classmethod
-    @contextlib.contextmanager
-    def opened(cls) -> Iterator[_Needs]:
-        with contextlib.closing(sqlite3.connect("", isolation_level=None)) as database:
-            for statement in (
-                "PRAGMA journal_mode = OFF",
-                "PRAGMA synchronous = OFF",
-                "PRAGMA cache_size = -16384",
-                "CREATE TABLE needs (blob BLOB PRIMARY KEY, raw INT, nbytes INT, users INT) WITHOUT ROWID",
-                "BEGIN",
-            ):
-                database.execute(statement)
-            try:
-                yield cls(database)
-            except sqlite3.OperationalError as error:
-                raise StoreFull(f"no room to count in, in the system's temporary folder: {error}") from error
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """One user of all that `entries` name. Of manifests no size is known, and none is needed."""
-        needed: dict[BlobId, tuple[int, int]] = {}
+    def __init__(self, store: Store, entries: Iterable[Entry]) -> None:
+        self._census = Census(store, ())
+        self._scratch = self._census.scratch
+        self._scratch.do("CREATE TABLE size (blob TEXT PRIMARY KEY, raw INT, nbytes INT) WITHOUT ROWID")
         for entry in entries:
-            needed[entry.blob] = (0, 0)
-            needed.update((ref.blob, (ref.raw_nbytes, ref.nbytes)) for ref in entry.manifest.blobs())
-        self._database.executemany(
-            "INSERT INTO needs VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET users = users + 1",
-            ((_key(blob), *sizes) for blob, sizes in needed.items()),
+            self._census.add(entry)
+            sizes = ((ref.blob, ref.raw_nbytes, ref.nbytes) for ref in entry.manifest.blobs())
+            self._scratch.do_many("INSERT OR IGNORE INTO size VALUES (?, ?, ?)", sizes)
+        self._census.look()
+
+    def blobs(self) -> Iterator[tuple[BlobInfo, int]]:
+        """Each that is stored, and how many sessions need it."""
+        query = f"SELECT blob, nbytes, age, {_USERS.format('stored')} FROM stored"
+        for blob, nbytes, age, users in self._scratch.rows(query):
+            yield BlobInfo(BlobId(blob), nbytes, age), users
+
+    def num_missing(self) -> int:
+        return self._scratch.number(
+            "SELECT COUNT(DISTINCT blob) FROM uses"
+            " WHERE NOT EXISTS (SELECT 1 FROM stored WHERE stored.blob = uses.blob)"
         )
 
-    def users(self, blob: BlobId) -> int:
-        row = self._database.execute("SELECT users FROM needs WHERE blob = ?", (_key(blob),)).fetchone()
-        return 0 if row is None else int(row[0])
-
     def sums(self) -> tuple[int, int, int]:
-        """Bytes of all users together, of each blob once, and of these before encoding."""
-        row = self._database.execute(
-            "SELECT sum(nbytes * users), sum(nbytes), sum(raw) FROM needs"
-        ).fetchone()
-        logical, unique, raw = (int(each or 0) for each in row)
+        """Bytes of all who need them together, of each blob once, and of these before encoding."""
+        logical, unique, raw = (
+            self._scratch.number(f"SELECT SUM({each}) FROM size")
+            for each in (f"nbytes * {_USERS.format('size')}", "nbytes", "raw")
+        )
         return logical, unique, raw
 
-    def __len__(self) -> int:
-        return int(self._database.execute("SELECT count(*) FROM needs").fetchone()[0])
+    def __enter__(self) -> Self:
+        return self
 
-
-def _key(blob: BlobId) -> bytes:
-    """A third of the name's size."""
-    cls, kind, digest = blob.split("-")
-    return cls[:1].encode() + kind[:1].encode() + bytes.fromhex(digest)
+    def __exit__(self, *error: object) -> None:
+        self._census.close()
