@@ -3,9 +3,11 @@
 #
 #   make demo       a real conversation, saved, ended, and resumed in another process
 #   make test       the tests
+#   make chromium   a Chromium for the tests of the page (make test sees to it by itself)
 #   make check      format, lint, types, floors
 #   make test-all   the tests with the slow ones
 #   make bench      figures, one JSON line each
+#   make images     regenerate the docs' pictures of the page
 #   make docs       regenerate what is made from the code: the command line's reference, the list of modules
 #   make clean      forget what was built here (models and sessions stay)
 
@@ -17,7 +19,7 @@ JOBS   ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help setup models demo test test-all check bench docs clean
+.PHONY: help setup models chromium demo test test-all check bench docs images clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,13 +42,16 @@ $(STAMP): pyproject.toml constraints.txt
 models: $(STAMP)
 	@$(BIN)/tenuto pull smollm2 gemma3-270m >/dev/null
 
+chromium: $(STAMP)
+	@$(BIN)/python -m tools.chromium
+
 demo: $(STAMP)
 	@$(BIN)/python -m benchmarks.demo
 
-test: models
+test: models chromium
 	$(PYTEST) -m "not slow"
 
-test-all: models
+test-all: models chromium
 	$(PYTEST)
 
 check: $(STAMP)
@@ -63,6 +68,9 @@ docs: $(STAMP)
 	$(BIN)/python -m tools.modules
 	$(BIN)/python -m tests.exact.sizes
 	$(BIN)/python -m tests.exact.architectures
+
+images: models chromium
+	TENUTO_IMAGES=docs/images $(PYTEST) -n 0 tests/sessions/service/page/test_images.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

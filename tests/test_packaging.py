@@ -39,6 +39,8 @@ def test_the_wheel_holds_the_four_floors_and_nothing_else(tmp_path: Path) -> Non
     shipped = {name for name in names if name.endswith(".py")}
     assert shipped == {str(p.relative_to(ROOT)) for top in PACKAGES for p in (ROOT / top).rglob("*.py")}
     assert {name for name in names if name.endswith("py.typed")} == {f"{top}/py.typed" for top in PACKAGES}
+    page = {name for name in names if name.startswith("sessions/service/page/")}
+    assert page == {str(p.relative_to(ROOT)) for p in (ROOT / "sessions/service/page").iterdir()}
 
 
 def test_every_folder_with_code_is_a_package() -> None:

@@ -16,7 +16,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import TenutoError
-from sessions.service import archives, health, sessions_routes, slots, storage_routes, turns_routes, words
+from sessions.service import (
+    archives,
+    health,
+    page_routes,
+    sessions_routes,
+    slots,
+    storage_routes,
+    turns_routes,
+    words,
+)
 from sessions.service.access import Access, Keys
 from sessions.service.backend import Backend
 from sessions.service.bodies import Bodies
@@ -41,6 +50,7 @@ ROUTERS = (
     slots.router,
     words.router,
     health.router,
+    page_routes.router,
     *OPENAI,
 )
 
