@@ -1,9 +1,9 @@
-"""A Chromium for the tests of the page: one pinned build, fetched once into the user's cache folder, without root.
+"""A Chromium for the tests of the page: one pinned build, fetched once into the user's cache folder.
 
-`python -m tools.chromium` sees to it and prints where it is, or why there is none: then tests that need one are
-skipped, and say so. It comes from the npm registry, by npm: a build of Chromium's headless shell for x86-64 Linux
-(package @sparticuz/chromium, MIT), packed with Brotli, which the Node.js that npm needs can unpack. Elsewhere, and where
-that fails, a Chromium or Chrome on the PATH is taken.
+`python -m tools.chromium` sees to it and prints where it is, or why there is none: then tests that need one
+are skipped, and say so. It comes from the npm registry, by npm, without root: a build of Chromium's headless
+shell for x86-64 Linux (package @sparticuz/chromium, MIT), packed with Brotli, which the Node.js that npm
+needs can unpack. Elsewhere, and where that fails, a Chromium or Chrome on the PATH is taken.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-#: What the page may do: run its own files, and ask this service. No inline script or style, no text that becomes
-#: markup, no frame around it, nothing from or to anywhere else.
+#: What the page may do: run its own files, and ask this service. No inline script or style, no text that
+#: becomes markup, no frame around it, nothing from or to anywhere else.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -55,7 +55,7 @@ class File:
 
 
 def _read() -> dict[str, File]:
-    """Every file of the page by its name. They are looked up here, so that what is asked for never is a path."""
+    """Every file of the page by its name. What is asked for is looked up here, and never is a path."""
     found = {}
     for each in files("sessions.service").joinpath("page").iterdir():
         media_type = _TYPES.get(each.name.rpartition(".")[2])

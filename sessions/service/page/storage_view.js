@@ -4,7 +4,7 @@ import { asRefused, asked } from "./api.js";
 import { piece } from "./bar.js";
 import { button, el } from "./dom.js";
 import { refusal } from "./notice.js";
-import { count, size } from "./words.js";
+import { count, size, span } from "./words.js";
 
 const PURPOSES = [
   ["rows", "rows_bytes", "Rows", "what conversations go on from without being read again"],
@@ -52,9 +52,10 @@ export class StorageView {
       el("p", { class: "total" }, el("b", {}, size(storage.total_bytes)), storage.tenant ? ` of tenant ${storage.tenant}` : ""),
       share(PURPOSES.map(([kind, field]) => [kind, storage[field]])),
       table("By purpose", PURPOSES.map(([kind, field, name, why]) => [kind, name, size(storage[field]), why])),
-      ...parts("By tier", storage.tiers),
-      ...parts("By age", storage.ages),
+      ...parts("By tier", (storage.tiers ?? []).map(tierRow)),
+      ...parts("By age", (storage.ages ?? []).map(ageRow)),
       ...kept(storage.kept),
+      ...limits(storage),
       el("section", {},
         el("h2", {}, "Garbage collection"),
         el("p", { class: "quiet" }, "What gc would do now, as the service’s policy says it. Nothing is deleted here."),
@@ -98,11 +99,29 @@ function table(title, rows) {
       el("td", { class: "amount" }, amount), el("td", { class: "quiet" }, why))))));
 }
 
-/** A list of `{name, nbytes}`; a service that tells none has no such part of the view. */
-function parts(title, told) {
-  if (!Array.isArray(told) || told.length === 0) return [];
-  const rows = told.map(({ name, nbytes }, number) => [`step-${number % 4}`, name, size(nbytes), ""]);
-  return [table(title, rows)];
+/** A service that tells nothing of it has no such part of the view. */
+function parts(title, rows) {
+  return rows.length === 0 ? [] : [table(title, rows)];
+}
+
+function tierRow({ kind, nbytes, budget_bytes: budget }, number) {
+  return [`step-${number % 4}`, kind, size(nbytes), budget ? `of at most ${size(budget)}` : ""];
+}
+
+function ageRow({ below_seconds: below, num_blobs: blobs, nbytes }, number) {
+  const age = below === null ? "older" : `less than ${span(below)}`;
+  return [`step-${number % 4}`, age, size(nbytes), `${count(blobs)} ${blobs === 1 ? "blob" : "blobs"}`];
+}
+
+function limits(storage) {
+  const told = [
+    ["quota_bytes", (most) => `At most ${size(most)} may be stored.`],
+    ["budget_bytes", (most) => `Beyond ${size(most)} the rows that were used least lately go.`],
+    ["rows_ttl_seconds", (age) => `Rows are kept ${span(age)} after a conversation was last saved.`],
+    ["session_ttl_seconds", (age) => `Conversations are kept ${span(age)} after they were last saved.`],
+  ].filter(([field]) => typeof storage[field] === "number");
+  if (told.length === 0) return [];
+  return [el("section", {}, el("h2", {}, "Limits"), el("ul", {}, ...told.map(([field, tell]) => el("li", {}, tell(storage[field])))))];
 }
 
 function kept(names) {

@@ -57,6 +57,13 @@ export function ago(seconds) {
   return "just now";
 }
 
+/** A length of time, in the largest unit that it has some of. */
+export function span(seconds) {
+  const [unit, long] = UNITS.find(([, each]) => seconds >= each) ?? ["second", 1];
+  const number = Math.round((seconds / long) * 10) / 10;
+  return `${COUNT.format(number)} ${unit}${number === 1 ? "" : "s"}`;
+}
+
 export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString();
 }

@@ -1,5 +1,5 @@
-"""A real headless Chromium, and tabs of it at a real service. Where there is none these tests are skipped, and
-say why."""
+"""A real headless Chromium, and tabs of it at a real service. Where there is none these tests are skipped,
+and say why."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[OpenTab]:
-    """Tabs, each of a browser of its own, at the service `at` unless another one is given; replies have 8 tokens
-    unless `longest` says otherwise. At the end no script may have failed, and nothing may have been asked of
-    anyone else."""
+    """Tabs, each of a browser of its own, at the service `at` unless another one is given; replies have 8
+    tokens unless `longest` says otherwise. At the end no script may have failed, and nothing may have been
+    asked of anyone else."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
     foreign: list[str] = []

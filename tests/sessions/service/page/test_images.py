@@ -1,5 +1,5 @@
-"""The docs' pictures of the page: a real conversation with a real model. `make images` makes them anew; here they
-are made into a folder of the test, and those of the docs are looked at."""
+"""The docs' pictures of the page: real conversations with a real model. `make images` makes them anew; here
+they are made into a folder of the test, and those of the docs are looked at."""
 
 from __future__ import annotations
 

@@ -57,14 +57,30 @@ def test_a_dry_run_of_gc_tells_what_would_go_and_deletes_nothing(
 def test_parts_that_a_service_tells_of_are_shown_and_others_are_not(tab: Tab) -> None:
     def told(route: Route) -> None:
         answer = route.fetch()
-        tiers = [{"name": "memory", "nbytes": 1500}, {"name": "disk", "nbytes": 2_500_000}]
-        route.fulfill(json={**answer.json(), "tiers": tiers, "unheard_of": [1, 2, 3]})
+        told = {
+            "tiers": [
+                {"kind": "memory", "nbytes": 1500, "budget_bytes": 2_000_000},
+                {"kind": "disk", "nbytes": 2_500_000, "budget_bytes": None},
+            ],
+            "ages": [
+                {"below_seconds": 3600, "num_blobs": 1, "nbytes": 10},
+                {"below_seconds": None, "num_blobs": 2, "nbytes": 0},
+            ],
+            "rows_ttl_seconds": 86400 * 7,
+            "session_ttl_seconds": None,
+            "unheard_of": [1, 2, 3],
+        }
+        route.fulfill(json={**answer.json(), **told})
 
     tab.go("#/storage")
     expect(tab.page.get_by_text("By purpose")).to_be_visible()
-    expect(tab.page.get_by_text("By tier")).to_have_count(0)
     tab.page.route("**/v1/storage", told)
     tab.button("Look again").click()
-    section = tab.page.locator("section", has=tab.page.get_by_text("By tier"))
-    expect(section.locator("tr")).to_have_text(["memory1.5 kB", "disk2.5 MB"])
+    for title, rows in (
+        ("By tier", ["memory1.5 kBof at most 2.0 MB", "disk2.5 MB"]),
+        ("By age", ["less than 1 hour10 B1 blob", "older0 B2 blobs"]),
+    ):
+        expect(tab.page.locator("section", has=tab.page.get_by_text(title)).locator("tr")).to_have_text(rows)
+    expect(tab.page.get_by_text("Rows are kept 7 days")).to_be_visible()
+    expect(tab.page.get_by_text("Conversations are kept")).to_have_count(0)
     expect(tab.page.get_by_text("unheard")).to_have_count(0)
