@@ -61,6 +61,13 @@ export class ListView {
     }
   }
 
+  /** Read on; who does it by keyboard finds itself at the first that came. */
+  async #older() {
+    const number = this.#sessions.lines.size;
+    await this.#trying(() => this.#sessions.more());
+    if (document.activeElement === document.body) this.#lines.querySelectorAll("a, button")[number]?.focus();
+  }
+
   #show() {
     const focused = document.activeElement?.closest("#lines a")?.dataset.id;
     const lines = [...this.#sessions.lines.values()];
@@ -93,7 +100,7 @@ export class ListView {
     if (reading || after === undefined) return [el("p", { class: "quiet end" }, "Reading…")];
     if (after !== null) {
       const text = number === 0 ? "None so far. Look further back" : "Show older";
-      return [button(text, () => this.#trying(() => this.#sessions.more()), { class: "end", id: "older" })];
+      return [button(text, () => this.#older(), { class: "end", id: "older" })];
     }
     if (number > 0) return [];
     return [el("p", { class: "quiet end" }, containing ? "None has that in its name or title." : "There is no conversation yet.")];

@@ -27,6 +27,7 @@ export class Sessions extends EventTarget {
     if (this.reading || this.after === null) return;
     const search = this.#search;
     this.reading = true;
+    this.#changed();
     try {
       const query = new URLSearchParams({ limit: String(PAGE), containing: this.containing });
       if (this.after !== undefined) query.set("after", this.after);

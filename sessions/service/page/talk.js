@@ -11,7 +11,7 @@ import { see } from "./seen.js";
 /** How often, and how long in all, it is asked what was kept of a reply that was cut off (milliseconds). */
 const PAUSE = 250;
 const PATIENCE = 10_000;
-const NOT_KEPT = { code: "not_kept", message: "Nothing was kept of the reply that was stopped." };
+const UNTOLD = { code: "untold", message: "The service did not tell in time what it kept of the reply." };
 
 export class Talk extends EventTarget {
   /** What the service says of it; null until it was asked. */
@@ -236,7 +236,7 @@ export class Talk extends EventTarget {
     if (kept && told !== null) this.#recognize(heard, told, stopped);
     if (!kept) this.draft = again === null ? text : "";
     if (!stopped) this.trouble = { refused: asRefused(error), again: kept ? null : again };
-    else if (!kept) this.trouble = { refused: new Refused(0, NOT_KEPT), again };
+    else if (!kept) this.trouble = { refused: new Refused(0, UNTOLD), again };
   }
 
   /** Wait until the service has stored what there was of the reply; whether it has in time. */

@@ -47,10 +47,12 @@ def open_tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[OpenT
     foreign: list[str] = []
 
     def open_tab(at: Served | None = None, longest: int = 8, **options: Any) -> Tab:
+        # Long replies are greedy: what is drawn may end before its test has seen what it looks for.
+        temperature = {} if longest < 100 else {"temperature": 0}
         url = (at or request.getfixturevalue("at")).url
         context = browser.new_context(**{"viewport": DESKTOP, "accept_downloads": True, **options})
         context.set_default_timeout(PATIENT)
-        settings = json.dumps(json.dumps({"max_tokens": longest}))
+        settings = json.dumps(json.dumps({"max_tokens": longest, **temperature}))
         place = "'tenuto.settings'"
         context.add_init_script(
             f"sessionStorage.getItem({place}) ?? sessionStorage.setItem({place}, {settings})"
