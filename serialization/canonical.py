@@ -36,7 +36,13 @@ def unpack(data: Bytes, what: str) -> Any:
     return value
 
 
+#: Most values by far, and asking whether one is a mapping takes long.
+_LEAVES = frozenset({int, str, bytes, float, bool, type(None)})
+
+
 def _sorted(value: object) -> object:
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, Mapping):
         # UTF-8 and code points sort alike
         return {key: _sorted(value[key]) for key in sorted(value)}
@@ -45,28 +51,28 @@ def _sorted(value: object) -> object:
     return value
 
 
-#: first byte -> (struct format of what follows, kind)
+#: first byte -> (what follows, kind)
 _SIZED = {
-    0xC4: (">B", "bin"),
-    0xC5: (">H", "bin"),
-    0xC6: (">I", "bin"),
-    0xCA: (">f", "other"),
-    0xCB: (">d", "real"),
-    0xCC: (">B", "int"),
-    0xCD: (">H", "int"),
-    0xCE: (">I", "int"),
-    0xCF: (">Q", "int"),
-    0xD0: (">b", "int"),
-    0xD1: (">h", "int"),
-    0xD2: (">i", "int"),
-    0xD3: (">q", "int"),
-    0xD9: (">B", "str"),
-    0xDA: (">H", "str"),
-    0xDB: (">I", "str"),
-    0xDC: (">H", "array"),
-    0xDD: (">I", "array"),
-    0xDE: (">H", "map"),
-    0xDF: (">I", "map"),
+    0xC4: (struct.Struct(">B"), "bin"),
+    0xC5: (struct.Struct(">H"), "bin"),
+    0xC6: (struct.Struct(">I"), "bin"),
+    0xCA: (struct.Struct(">f"), "other"),
+    0xCB: (struct.Struct(">d"), "real"),
+    0xCC: (struct.Struct(">B"), "int"),
+    0xCD: (struct.Struct(">H"), "int"),
+    0xCE: (struct.Struct(">I"), "int"),
+    0xCF: (struct.Struct(">Q"), "int"),
+    0xD0: (struct.Struct(">b"), "int"),
+    0xD1: (struct.Struct(">h"), "int"),
+    0xD2: (struct.Struct(">i"), "int"),
+    0xD3: (struct.Struct(">q"), "int"),
+    0xD9: (struct.Struct(">B"), "str"),
+    0xDA: (struct.Struct(">H"), "str"),
+    0xDB: (struct.Struct(">I"), "str"),
+    0xDC: (struct.Struct(">H"), "array"),
+    0xDD: (struct.Struct(">I"), "array"),
+    0xDE: (struct.Struct(">H"), "map"),
+    0xDF: (struct.Struct(">I"), "map"),
 }
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -89,23 +95,26 @@ class _Reader:
     def value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise LimitExceeded(f"{self.what}: nested more than {MAX_DEPTH} deep")
-        first = self.take(1)[0]
-        if first in _CONSTANTS:
-            return _CONSTANTS[first]
+        if self.at >= len(self.data):
+            raise Corrupt(f"{self.what}: cut off")
+        first = self.data[self.at]
+        self.at += 1
         if first < 0x80:
             return first
+        if 0xA0 <= first < 0xC0:
+            return self.text(first & 0x1F)
+        if first in _CONSTANTS:
+            return _CONSTANTS[first]
         if first >= 0xE0:
             return first - 256
         if first < 0x90:
             return self.map(first & 0x0F, depth)
         if first < 0xA0:
             return self.array(first & 0x0F, depth)
-        if first < 0xC0:
-            return self.text(first & 0x1F)
         if first not in _SIZED:
             raise Corrupt(f"{self.what}: type {first:#x} is not of this format")
         layout, kind = _SIZED[first]
-        (number,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
+        (number,) = layout.unpack(self.take(layout.size))
         return self.sized(kind, number, depth)
 
     def sized(self, kind: str, number: Any, depth: int) -> Any:

@@ -111,16 +111,17 @@ class RedisStore:
         key = self._blob(parse_blob_id(blob))
         ttl = self._ttl(blob_class(blob))
         with _redis_errors():
-            check_blob_size(self._client.strlen(key), self._config)
             pipe = self._client.pipeline(transaction=False)
-            pipe.get(key)
+            pipe.getrange(key, 0, self._config.max_blob)  # a byte too many tells one that is too large
+            pipe.exists(key)
             if ttl:
                 pipe.pexpire(key, ttl)
-            data: bytes | None = pipe.execute()[0]
-        if data is None:
+            data, exists, *_ = pipe.execute()
+        if not data and not exists:
             raise BlobMissing(f"blob {short(blob)} is not in the store (any more)")
+        check_blob_size(len(data), self._config)
         verify_blob(blob, data)
-        return data
+        return bytes(data)
 
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         keys = [self._blob(parse_blob_id(blob)) for blob in blobs]
