@@ -7,6 +7,8 @@ python -m benchmarks deterministic
 python -m benchmarks sealing
 python -m benchmarks parallel
 python -m benchmarks copies
+python -m benchmarks service
+python -m benchmarks scale
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ import sys
 
 import platformdirs
 
-from benchmarks import copies, deterministic, drafting, members, parallel, resume, sealing, speed
+from benchmarks import (
+    copies,
+    deterministic,
+    drafting,
+    members,
+    parallel,
+    resume,
+    scale,
+    sealing,
+    service,
+    speed,
+)
 from benchmarks.figures import english, machine
 from engine.config import EngineConfig
 from engine.loader import load_engine
@@ -33,11 +46,15 @@ def main() -> None:
         "deterministic": deterministic.run,
         "sealing": sealing.run,
         "parallel": parallel.run,
+        "service": service.run,
     }
     for word, figures in one_model.items():
         if sys.argv[1:] == [word]:
             figures("smollm2", fetch("smollm2", platformdirs.user_cache_path("tenuto") / "models"))
             return
+    if sys.argv[1:] == ["scale"]:
+        scale.run()
+        return
     if sys.argv[1:] == ["copies"]:
         copies.run("gemma3-270m", fetch("gemma3-270m", platformdirs.user_cache_path("tenuto") / "models"))
         return
@@ -54,6 +71,8 @@ def main() -> None:
         deterministic.run("smollm2", path)
         sealing.run("smollm2", path)
         parallel.run("smollm2", path)
+        service.run("smollm2", path)
+        scale.run()
         copies.run("gemma3-270m", fetch("gemma3-270m", platformdirs.user_cache_path("tenuto") / "models"))
         members.run([])
 

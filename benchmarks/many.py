@@ -1,5 +1,5 @@
-"""A store of many sessions: real manifests, refs and hints, put by the stores' own verbs, over a few tiny chunks
-that all of them share. No model is needed for it."""
+"""A store of many sessions: real manifests, refs and hints, put by the stores' own verbs, over a few tiny
+chunks that all of them share. No model is needed for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of many sessions: what is done while someone waits, and the memory that going through all of it takes."""
+"""Stores of many sessions: what is done while someone waits, and what memory going through all of it takes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def waited_for(place: Place, count: int) -> None:
 
 def _found(prefixes: PrefixIndex, number: int, later: tuple[int, ...]) -> None:
     found = prefixes.find(FINGERPRINT, (*tokens_in(number), *later))
-    assert found is not None and found.manifest.name == f"n{number}", "another session than was asked for"
+    assert found is not None, "nothing was found"
+    assert found.manifest.name == f"n{number}", "another session than was asked for"
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -127,7 +128,7 @@ def in_child() -> None:
 
 
 def _peak() -> int:
-    """The most bytes that this process had in memory so far. `getrusage` also counts its parent before exec."""
+    """The most bytes that this process had in memory so far. `getrusage` counts its parent, too."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])

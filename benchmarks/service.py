@@ -1,4 +1,4 @@
-"""`tenuto serve` under load, as a process of its own: many streams at once, and streams beside a long prompt."""
+"""`tenuto serve` under load, as a process of its own: many clients, and streams beside a long prompt."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ async def clients(service: Service, count: int, seconds: float) -> Load:
     """So many clients, each with sessions of its own, for so long."""
     load, stop = Load(), time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=service.url, timeout=300, trust_env=False, limits=limits
-    ) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=300, trust_env=False, limits=limits) as client:
         watch = asyncio.create_task(_watch(service, load))
         await asyncio.gather(*(_converse(client, number, stop, load) for number in range(count)))
         watch.cancel()

@@ -11,6 +11,7 @@ import click
 from cli.app import App
 from cli.options import EngineOptions, engine_options, with_whole_store
 from cli.retention import duration, retention_options
+from cli.tracing import chosen_tracing
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def _serve(
     from sessions.stores.open import open_store
 
     keyring, log = app.unlocking.keyring(), Log(None if app.out.quiet else sys.stderr)
+    tracing = chosen_tracing(app.out)
 
     def store(tenant: str) -> Store:
         return open_store(app.url, tenant, keyring=keyring)
@@ -161,7 +163,8 @@ def _serve(
     policy = Policy.from_mapping(dict(said.retention))
     backend = Backend(app.engine(model), store, BackendConfig(said.max_turns, said.max_waiting, policy))
     try:
-        service = build_app(backend, said.service, keys, log)
+        service = build_app(backend, said.service, keys, log, tracing)
         serve(service, backend, listening, said.drain, log, started)
     finally:
         backend.close()
+        tracing.close()

@@ -40,6 +40,7 @@ from sessions.service.rates import Rate
 from sessions.service.refusals import http_error, invalid, tenuto_error
 from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
+from sessions.service.tracing import NoTracing, Tracing
 
 #: A path is looked for in this order: "import" is no session's name.
 ROUTERS = (
@@ -60,10 +61,11 @@ def build_app(
     config: ServiceConfig | None = None,
     keys: Keys | None = None,
     log: Log | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An application that answers for `backend`, which stays its owner's: it is not closed with it. Without
     `keys` everyone is the tenant "default", so it must not be reachable from elsewhere. `log` is written one
-    line a request."""
+    line a request, `tracing` told of each; both stay their owner's."""
     config = config or ServiceConfig()
     service = Service(
         backend,
@@ -98,6 +100,12 @@ def build_app(
     # The last that is added is the outermost.
     app.add_middleware(Bodies, config=config)
     app.add_middleware(Access, keys=keys, config=config)
-    app.add_middleware(Observing, config=config, metrics=service.metrics, log=log or Log(None))
+    app.add_middleware(
+        Observing,
+        config=config,
+        metrics=service.metrics,
+        log=log or Log(None),
+        tracing=tracing or NoTracing(),
+    )
     describe(app, with_keys=keys is not None)
     return app

@@ -22,6 +22,7 @@ from sessions.service.running import Cancel, Turn
 from sessions.service.slot_table import SlotTable
 from sessions.service.threads import Threads
 from sessions.service.told import Begun, Ended, Said, Told
+from sessions.service.tracing import trace_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,13 +80,14 @@ class Call:
         if slot is not None:
             self.service.slots.check(slot)
         tokens, tenant = self.service.tokens, self.tenant
+        watch = trace_of(self.request.scope).stage
         wait = tokens.wait(tenant)
         if wait is not None:
             raise Busy("as many tokens as may be in a minute were computed", retry_after=wait)
 
         def told(cancel: Cancel) -> Iterator[Told]:
             with self.service.slots.turn(self.tenant, slot) as heard:
-                for each in begin(replace(ask, cancel=cancel)):
+                for each in begin(replace(ask, cancel=cancel, watch=watch)):
                     heard(each)
                     self.record.hear(each)
                     self.service.metrics.hear(each)

@@ -24,8 +24,16 @@ from sessions.service.past import Past
 from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.residents import Resident
+from sessions.service.stages import Stage
 from sessions.service.told import Begun, Ended, Spoken, Told
-from sessions.service.turns import cells_for, heard, restored
+from sessions.service.turns import (
+    cells_for,
+    heard,
+    note_restored,
+    note_said,
+    note_saved,
+    restored,
+)
 from sessions.session import SaveResult, Session
 from sessions.turns import title_of_all
 
@@ -69,11 +77,13 @@ def _completed(
     common: Common, place: Place, past: Past, wanted: Wanted, source: Entry | None, cancel: Cancel
 ) -> Generator[Told, None, None]:
     ask, engine = wanted.ask, place.engine
-    opened = _opened(common, place, source, wanted)
+    with ask.watch(Stage.RESTORE) as note:
+        opened = _opened(common, place, source, wanted)
+        note_restored(note, opened.restored)
     live = opened.live
     try:
         live.messages = _known(live.messages, wanted.messages)
-        complete = heard(common, live, wanted.messages[len(live.messages) :], cancel)
+        complete = heard(common, live, wanted.messages[len(live.messages) :], ask, cancel)
         engine.set_sampler(live.seq, ask.sampler or SamplerParams())
     except BaseException:
         engine.close(live.seq)
@@ -84,8 +94,9 @@ def _completed(
     try:
         yield begun
         if complete:
-            with closing(replies.said()) as pieces:
+            with ask.watch(Stage.DECODE) as note, closing(replies.said()) as pieces:
                 yield from pieces
+                note_said(note, replies.spoken)
     finally:
         cut_off = replies.spoken[0].finish == "cancelled" and wanted.keep is Keep.PAST
         if wanted.keep is Keep.NOTHING:
@@ -93,7 +104,9 @@ def _completed(
         elif cut_off:  # what nobody read to its end nobody goes on from
             engine.close(live.seq)
         else:
-            kept = _Keeping(common, place, past, wanted, source, begun, replies.spoken).keep(live)
+            with ask.watch(Stage.SAVE) as note:
+                kept = _Keeping(common, place, past, wanted, source, begun, replies.spoken).keep(live)
+                note_saved(note, kept.saved, kept.error)
     yield Ended(replies.spoken, kept.session, kept.etag, kept.saved, kept.error)
 
 

@@ -25,6 +25,7 @@ class Log:
         self._line(
             event="request",
             request_id=record.request_id,
+            trace_id=record.trace_id,
             tenant=None if record.tenant is None else tenant_hash(record.tenant),
             session=record.session,
             route=route,
@@ -44,7 +45,13 @@ class Log:
         """An exception that is none of ours: where it comes from, without its message, which may quote what
         was said."""
         frames = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-        self._line(event="bug", request_id=record.request_id, kind=type(error).__name__, frames=frames)
+        self._line(
+            event="bug",
+            request_id=record.request_id,
+            trace_id=record.trace_id,
+            kind=type(error).__name__,
+            frames=frames,
+        )
 
     def note(self, event: str, **fields: Any) -> None:
         self._line(event=event, **fields)

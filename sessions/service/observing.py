@@ -17,6 +17,7 @@ from sessions.service.logs import Log
 from sessions.service.metrics import Metrics
 from sessions.service.record import Record, attach
 from sessions.service.refusals import refusal
+from sessions.service.tracing import Tracing, attach_trace
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 #: A route's label where there is none: what is asked for must not become labels without end.
@@ -29,17 +30,22 @@ class Observing:
     """Middleware, the outermost. A request's x-request-id is kept if it may be one, and told in the answer.
     Refuses a request beyond those that are answered at once, and answers 500 for a bug of ours."""
 
-    def __init__(self, app: ASGIApp, config: ServiceConfig, metrics: Metrics, log: Log) -> None:
+    def __init__(
+        self, app: ASGIApp, config: ServiceConfig, metrics: Metrics, log: Log, tracing: Tracing
+    ) -> None:
         self._app, self._config, self._metrics, self._log = app, config, metrics, log
+        self._tracing = tracing
         self._now = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        record = Record(given if _ID.fullmatch(given) else str(ULID()))
+        headers = Headers(scope=scope)
+        given, trace = headers.get("x-request-id", ""), self._tracing.begin(headers)
+        record = Record(given if _ID.fullmatch(given) else str(ULID()), trace.id)
         attach(scope, record)
+        attach_trace(scope, trace)
         started, answer = time.perf_counter(), _Answer(send, record.request_id, self._config.patience)
         self._now += 1
         try:
@@ -52,6 +58,7 @@ class Observing:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.answered(route, method, answer.status, seconds)
             self._log.request(record, route, method, answer.status, seconds)
+            trace.end(record, route, method, answer.status)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer, record: Record) -> None:
         if self._now > self._config.max_requests:

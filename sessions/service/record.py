@@ -18,6 +18,7 @@ class Record:
     template, not its path) where there is none; tokens are of the turn that the request ran."""
 
     request_id: str
+    trace_id: str | None = None
     tenant: str | None = None
     session: str | None = None
     reason: Reason | None = None

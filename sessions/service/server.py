@@ -18,6 +18,8 @@ from sessions.service.logs import Log
 
 #: Seconds that answers may take to reach their clients once no turn runs any more.
 _LAST_WORDS = 10
+#: Whose warnings are lines of our log.
+_LOGGERS = ("uvicorn", "opentelemetry")
 
 
 class Server(uvicorn.Server):
@@ -64,8 +66,8 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-class UvicornLog(logging.Handler):
-    """What uvicorn has to say, as lines of our log."""
+class LibraryLog(logging.Handler):
+    """What uvicorn and OpenTelemetry have to say, as lines of our log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
@@ -84,12 +86,14 @@ def serve(
     started: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer on `listening` until a signal. Call it in the main thread, where signals arrive."""
-    logger = logging.getLogger("uvicorn")
-    handler = UvicornLog(log)
-    logger.addHandler(handler)
-    logger.propagate = False
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    handler = LibraryLog(log)
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
     try:
         Server(app, backend, drain, log, started).run([listening])
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True

@@ -18,7 +18,8 @@ from sessions.service.common import Common
 from sessions.service.held import MEASURED, Held, hold
 from sessions.service.place import Place
 from sessions.service.replies import Replies
-from sessions.service.told import Begun, Ended, Told
+from sessions.service.stages import Note, Stage
+from sessions.service.told import Begun, Ended, Spoken, Told
 from sessions.session import SaveResult
 from sessions.transcript import whole_characters
 from sessions.turns import first_of, title_of_all
@@ -40,7 +41,9 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Ge
     cancel = common.cancel(ask.cancel)
     has = common.residents.num_unsaved_of(place.tenant, ref.upper())
     with common.admission.turn(cancel, ask.num_replies, has):
-        held = hold(common, place, ref, ask.fallback, ask.expected)
+        with ask.watch(Stage.RESTORE) as note:
+            held = hold(common, place, ref, ask.fallback, ask.expected)
+            note_restored(note, held.restored)
         yield from _turn(common, held, ask, cancel, change)
 
 
@@ -56,7 +59,7 @@ def _turn(
         raise
     with common.admission.cells(room, cancel):
         try:
-            complete = heard(common, live, messages, cancel)
+            complete = heard(common, live, messages, ask, cancel)
             if ask.sampler is not None:
                 engine.set_sampler(live.seq, ask.sampler)
         except BaseException:
@@ -66,10 +69,13 @@ def _turn(
         try:
             yield Begun(live.session.id, live.told, restored(held.restored, live.reused))
             if complete:
-                with closing(replies.said()) as pieces:
+                with ask.watch(Stage.DECODE) as note, closing(replies.said()) as pieces:
                     yield from pieces
+                    note_said(note, replies.spoken)
         finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
-            saved, error = _concluded(held, replies.spoken[0].text)
+            with ask.watch(Stage.SAVE) as note:
+                saved, error = _concluded(held, replies.spoken[0].text)
+                note_saved(note, saved, error)
     yield Ended(replies.spoken, live.session.id, held.etag(), saved, error)
 
 
@@ -83,10 +89,27 @@ def _concluded(held: Held, text: str) -> tuple[SaveResult | None, TenutoError | 
     return held.save_and_keep()
 
 
-def heard(common: Common, live: Live, messages: Sequence[Message], cancel: Cancel) -> bool:
+def note_restored(note: Note, result: RestoreResult) -> None:
+    note(reason=result.reason.value, restored_tokens=result.restored, recomputed_tokens=result.recomputed)
+
+
+def note_said(note: Note, spoken: Sequence[Spoken]) -> None:
+    note(reply_tokens=sum(reply.num_tokens for reply in spoken), finish=spoken[0].finish)
+
+
+def note_saved(note: Note, saved: SaveResult | None, error: TenutoError | None) -> None:
+    if saved is not None:
+        note(blobs=saved.blobs_written, bytes=saved.bytes_written)
+    if error is not None:
+        note(error=type(error).__name__)
+
+
+def heard(common: Common, live: Live, messages: Sequence[Message], ask: Ask, cancel: Cancel) -> bool:
     """`Live.listen`, measured."""
     started, before = time.perf_counter(), live.computed
-    complete = live.listen(messages, cancel)
+    with ask.watch(Stage.PREFILL) as note:
+        complete = live.listen(messages, cancel)
+        note(tokens=live.computed - before)
     if live.computed - before >= MEASURED:
         common.planner.computed(live.computed - before, time.perf_counter() - started)
     return complete

@@ -19,6 +19,7 @@ from sessions.service.app import build_app
 from sessions.service.backend import Backend
 from sessions.service.config import ServiceConfig
 from sessions.service.logs import Log
+from sessions.service.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,13 @@ class Served:
 
 @contextmanager
 def served(
-    backend: Backend, config: ServiceConfig | None = None, keys: Keys | None = None
+    backend: Backend,
+    config: ServiceConfig | None = None,
+    keys: Keys | None = None,
+    tracing: Tracing | None = None,
 ) -> Iterator[Served]:
     log = io.StringIO()
-    app = build_app(backend, config, keys, Log(log))
+    app = build_app(backend, config, keys, Log(log), tracing)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()
