@@ -1,4 +1,4 @@
-"""Stores of many sessions: what is done while someone waits, and what memory going through all of it takes."""
+"""Stores of many sessions: what is done while someone waits, and the memory that a look at all takes."""
 
 from __future__ import annotations
 
