@@ -66,7 +66,8 @@ SALT_PREFIX = "b3-"
 StoredEdge = Pending | StoredLogits | None
 
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: what a tenant may be called
+TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SALT = re.compile(rf"{SALT_PREFIX}[0-9a-f]{{64}}")
 
 
@@ -250,7 +251,7 @@ def _read(record: Record) -> Manifest:
     parent = record.value("parent")
     manifest = Manifest(
         session=_matching(_ULID, record.text("session", MAX_LABEL_NBYTES), "session id"),
-        tenant=_matching(_TENANT, record.text("tenant", MAX_LABEL_NBYTES), "tenant"),
+        tenant=_matching(TENANT, record.text("tenant", MAX_LABEL_NBYTES), "tenant"),
         name=record.text_or_none("name", MAX_LABEL_NBYTES),
         title=record.text("title", MAX_LABEL_NBYTES),
         kind=kind,

@@ -65,7 +65,10 @@ class Access:
     def _tenant(self, headers: Headers) -> str:
         if self._keys is None:
             return DEFAULT_TENANT
-        scheme, _, text = headers.get("authorization", "").partition(" ")
+        given = headers.getlist("authorization")
+        if len(given) > 1:  # whoever stands before us may have looked at the other one
+            raise KeyRefused("there is more than one Authorization header")
+        scheme, _, text = "".join(given).partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
             raise KeyRefused("an API key is needed (Authorization: Bearer …)")
         return self._keys.find(text.strip()).tenant
@@ -83,7 +86,8 @@ class Access:
 
     def _strange(self, headers: Headers) -> str | None:
         """Why it must not come from where it does."""
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
         if not self._known(_name(f"//{host}")):
             return f"the service is not known by the name {host!r} (see --allow-host)"
         origin = headers.get("origin")

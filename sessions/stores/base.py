@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from engine.errors import ConfigError, IndexDamaged, LimitExceeded, NameRefused
 from serialization.blobs import BlobClass, Bytes
+from serialization.manifest import TENANT
 
 MAX_REF_NAME = 512
 MAX_WORD = 128
@@ -71,9 +72,12 @@ class StoreConfig:
 
 
 def check_tenant(tenant: str) -> None:
-    """Raises NameRefused unless `tenant` is 1 to 128 of [A-Za-z0-9._-] and not '.' or '..'."""
-    if not _WORD.fullmatch(tenant) or tenant in (".", ".."):
-        raise NameRefused(f"not a tenant name: {tenant[:40]!r} (1 to {MAX_WORD} of A-Z a-z 0-9 . _ -)")
+    """Raises NameRefused unless a manifest may have `tenant`: 1 to 64 of [A-Za-z0-9._-], a letter or a digit
+    first."""
+    if not TENANT.fullmatch(tenant):
+        raise NameRefused(
+            f"not a tenant name: {tenant[:40]!r} (1 to 64 of A-Z a-z 0-9 . _ -, a letter or a digit first)"
+        )
 
 
 def tenant_key(tenant: str) -> str:
