@@ -26,6 +26,7 @@ from tests.faults import FaultyStore
 from tests.redis_server import RedisServer
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.sealing import ring
+from tests.sessions.service.conftest import MakeBackend
 from tests.sessions.service.hearing import SAMPLED, heard, user
 
 T = "ann"
@@ -196,6 +197,16 @@ def test_a_session_of_two_salts_is_hit_by_nobody(world: World, first: Ask, then:
     assert hit(whole) == 0
     world.rebuild()
     assert hit(whole) == hit(said) == 0
+
+
+def test_a_past_that_was_gone_on_from_with_another_salt_is_no_past(make_backend: MakeBackend) -> None:
+    """Not even that there is one is told."""
+    backend = make_backend()
+    session, said = kept_past(backend)
+    heard(backend.turn(T, session, user("and then?"), ASK))
+    begun, _, ended = heard(make_backend().complete(T, [*said, ChatMessage("user", "more")], A))
+    assert (begun.restored.reason, begun.restored.restored, begun.restored.detail) == (Reason.NEW, 0, "")
+    assert ended.session != session
 
 
 def test_a_turn_with_another_salt_is_heard_where_nobody_else_is(world: World) -> None:
