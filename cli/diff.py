@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.app import App
+from cli.layout import layout_line
 from cli.options import with_app
 from cli.output import counted, moment, shorten, size
 from cli.sides import manifest_of
 
 if TYPE_CHECKING:
-    from engine.state import Layout, Span
+    from engine.state import Span
     from serialization.manifest import Manifest, Message
     from sessions.diff import Difference, FieldDifference
 
@@ -79,14 +80,12 @@ def _tell_sides(app: App, a: Manifest, b: Manifest) -> None:
 
 def _tell_words(app: App, found: Difference) -> None:
     tokens, messages = found.tokens, found.messages
-    if tokens.a_next is None and tokens.b_next is None:
-        app.out.text(f"tokens: all {tokens.common:,} are the same")
-    else:
-        app.out.text(
-            f"tokens: the first {tokens.common:,} are the same; then {_token(tokens.a_next)} in A,"
-            f" {_token(tokens.b_next)} in B"
-        )
-    app.out.text(f"messages: the first {messages.common:,} are the same")
+    follows = f"{_token(tokens.a_next)} in A, {_token(tokens.b_next)} in B"
+    if tokens.a_next == tokens.b_next:
+        follows = f"{_token(tokens.a_next)} in both"
+    app.out.text(f"tokens: the first {tokens.common:,} are the same, then {follows}")
+    app.out.text(f"  behind them {tokens.a_more:,} more in A, {tokens.b_more:,} in B")
+    app.out.text(f"messages: {messages.common:,} are the same")
     for side, rest in (("A", messages.a), ("B", messages.b)):
         if rest:
             app.out.text(f"  {side} has {counted(len(rest), 'other')}, first {_message(rest[0])}")
@@ -107,13 +106,13 @@ def _tell_making(app: App, found: Difference) -> None:
         ("sampler", found.sampler),
         ("about", found.about),
     ):
-        app.out.text(f"{half}: {'the same' if not fields else ''}".rstrip())
+        app.out.text(f"{half}: the same" if not fields else f"{half}:")
         for field in fields:
             app.out.text(f"  {_field(field)}")
     if found.layout_a or found.layout_b:
         app.out.text("layout:")
-        _tell_layout(app, "A", found.layout_a)
-        _tell_layout(app, "B", found.layout_b)
+        for side, layout in (("A", found.layout_a), ("B", found.layout_b)):
+            app.out.text(f"  only in {side}: {layout_line(layout) or '-'}")
     else:
         app.out.text("layout: the same")
 
@@ -124,11 +123,6 @@ def _field(field: FieldDifference) -> str:
 
 def _value(value: object) -> str:
     return "nothing" if value is None else shorten(str(value), 80)
-
-
-def _tell_layout(app: App, side: str, layout: Layout) -> None:
-    for spec in layout:
-        app.out.text(f"  only in {side}: {spec.kind} {spec.name} {spec.dtype} {spec.shape}")
 
 
 def _tell_rows(app: App, found: Difference) -> None:

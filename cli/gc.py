@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from cli.app import App
 from cli.options import with_app
 from cli.output import size
 from cli.retention import duration, retention_options
+
+if TYPE_CHECKING:
+    from sessions.gc import GcPlan
 
 
 @click.command()
@@ -37,6 +41,7 @@ def gc(app: App, dry_run: bool, grace: float | None, retention: dict[str, object
                     "released": list(plan.released),
                     "blobs": blobs,
                     "nbytes": plan.nbytes,
+                    "later_nbytes": plan.later_nbytes,
                 }
             )
             return
@@ -44,7 +49,7 @@ def gc(app: App, dry_run: bool, grace: float | None, retention: dict[str, object
             app.out.text(f"would delete session {session}")
         for session in plan.released:
             app.out.text(f"would give up the rows of session {session}")
-        app.out.text(f"would free {len(plan.blobs)} blobs, {size(plan.nbytes)}")
+        app.out.text(f"would free {len(plan.blobs)} blobs, {size(plan.nbytes)}{_later(plan, 'would be')}")
         return
     result = manager.collect(plan)
     if app.out.as_json:
@@ -54,5 +59,10 @@ def gc(app: App, dry_run: bool, grace: float | None, retention: dict[str, object
         app.out.warn(f"session {session} is being written to and was left alone")
     app.out.note(
         f"freed {result.num_blobs} blobs, {size(result.nbytes)}; deleted {len(result.expired)} sessions, "
-        f"gave up the rows of {len(result.released)}"
+        f"gave up the rows of {len(result.released)}{_later(plan, 'are')}"
     )
+
+
+def _later(plan: GcPlan, verb: str) -> str:
+    """What those sessions had is freed by the next run, since this one looked while they had it."""
+    return f"; {size(plan.later_nbytes)} of these {verb} freed by the next gc" if plan.later_nbytes else ""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, is_dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.app import App
 from cli.arguments import session_argument
+from cli.layout import layout_line
 from cli.options import with_app
 from cli.output import moment, size
 from serialization.blobs import short
 
 if TYPE_CHECKING:
-    from engine.state import Layout
     from serialization.manifest import Manifest
     from serialization.refs import ChunkRef
 
@@ -59,7 +58,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("template", manifest.template or "-"),
         ("tokens", f"{manifest.length:,}"),
         ("rows", ", ".join(f"[{s.start:,}, {s.stop:,}) {s.provenance}" for s in manifest.spans) or "-"),
-        ("layout", _layout(manifest.layout)),
+        ("layout", layout_line(manifest.layout)),
         ("blobs", f"{len(blobs)}, {size(sum(ref.nbytes for ref in blobs))}"),
         ("checkpoints", ", ".join(f"{point.position:,}" for point in manifest.checkpoints) or "-"),
         ("draft", _draft(manifest)),
@@ -75,20 +74,7 @@ def _draft(manifest: Manifest) -> str:
         return "-"
     own = manifest.of_draft()
     nbytes = sum(ref.nbytes for ref in manifest.blobs() if ref.blob in own)
-    return f"{draft.length:,} tokens, {len(own)} blobs, {size(nbytes)}: {_layout(draft.layout)}"
-
-
-def _layout(layout: Layout) -> str:
-    """The layers' parts of equal name and shape together: `30 × token kv.k bf16 (3, 64)`."""
-    specs = sorted((spec.kind, _family(spec.name), spec.dtype, spec.shape) for spec in layout)
-    groups = ((key, len(list(group))) for key, group in groupby(specs))
-    return "; ".join(
-        f"{count} × {kind} {name} {dtype} {shape}" for (kind, name, dtype, shape), count in groups
-    )
-
-
-def _family(part: str) -> str:
-    return part.rstrip("0123456789").rstrip(".")
+    return f"{draft.length:,} tokens, {len(own)} blobs, {size(nbytes)}: {layout_line(draft.layout)}"
 
 
 def _sampler(manifest: Manifest) -> str:

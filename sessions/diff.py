@@ -32,10 +32,12 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class TokenParting:
-    """The first `common` token ids are equal. What follows there: an id that was fed or is pending, or None
-    at the end of a side."""
+    """The first `common` token ids are equal; `a_more` and `b_more` are fed behind them. What follows there:
+    an id that was fed or is pending, or None at the end of a side."""
 
     common: int
+    a_more: int
+    b_more: int
     a_next: int | None
     b_next: int | None
 
@@ -76,9 +78,9 @@ class Difference:
     @property
     def same_conversation(self) -> bool:
         """Whether both say the same, and mean the same by it: ids, messages, what follows, and the model."""
-        edges = self.tokens.a_next == self.tokens.b_next
-        said = edges and not (self.messages.a or self.messages.b)
-        return said and not (self.meaning or self.layout_a or self.layout_b)
+        tokens, messages = self.tokens, self.messages
+        ids = tokens.a_next == tokens.b_next and not (tokens.a_more or tokens.b_more)
+        return ids and not (messages.a or messages.b) and not (self.meaning or self.layout_a or self.layout_b)
 
 
 def diff(a: Manifest, b: Manifest) -> Difference:
@@ -104,7 +106,7 @@ def diff(a: Manifest, b: Manifest) -> Difference:
 
 def _tokens(a: Manifest, b: Manifest) -> TokenParting:
     common = common_prefix(a.tokens, b.tokens)
-    return TokenParting(common, _at(a, common), _at(b, common))
+    return TokenParting(common, a.length - common, b.length - common, _at(a, common), _at(b, common))
 
 
 def _at(manifest: Manifest, index: int) -> int | None:

@@ -24,16 +24,19 @@ from sessions.scratch import Rows, Scratch
 class GcPlan:
     """What `collect` would do: sessions to delete, sessions to strip of their rows, blobs to delete. They are
     read from a temporary file each time. `turn` tells where one of those sessions stood: one that was saved
-    since is no longer old."""
+    since is no longer old. `later_nbytes` are stored bytes that only those sessions need: a gc that comes
+    after this one frees them, but for the logits that a session without rows keeps where it ends with some.
+    """
 
     expired: Collection[str]
     released: Collection[str]
     blobs: Collection[BlobInfo]
     turn: Callable[[str], BlobId | None]
+    later_nbytes: int
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of the blobs that may go now; rows given up follow after their grace."""
+        """Stored bytes of the blobs that may go now."""
         return sum(info.nbytes for info in self.blobs)
 
 
@@ -74,8 +77,18 @@ def plan_gc(store: Store, policy: Policy) -> GcPlan:
         Rows(scratch, "SELECT session FROM released ORDER BY place", _text),
         Rows(scratch, "SELECT blob, nbytes, age FROM unneeded", _info),
         census.turn,
+        scratch.number(_LATER),
     )
 
+
+#: Bytes of blobs that are needed by sessions which are to go, or to give up their rows, and by no other.
+_LATER = """
+    SELECT SUM(nbytes) FROM stored WHERE EXISTS (SELECT 1 FROM uses WHERE uses.blob = stored.blob)
+    AND NOT EXISTS (
+        SELECT 1 FROM uses WHERE uses.blob = stored.blob AND session NOT IN expired
+        AND session NOT IN (SELECT session FROM released)
+    )
+"""
 
 #: Sessions not saved since a time, and not pinned.
 _OLDER = """

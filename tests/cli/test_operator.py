@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -207,3 +208,20 @@ def test_a_password_in_a_stores_address_is_not_told() -> None:
     assert told("redis://host:1/0") == "redis://host:1/0"
     assert told("tiered:disk=1G@/tier,rediss://:secret@host") == "tiered:disk=1G@/tier,rediss://host"
     assert told("tiered:disk=1G@/tier,/store") == "tiered:disk=1G@/tier,/store"
+
+
+# --- gc -------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_tells_what_would_come_of_it_with_the_next_run_too(tenuto: Tenuto, session: str) -> None:
+    dry = ("gc", "--dry-run", "--session-ttl", "0s")
+    plan = tenuto(*dry, "--json").json
+    assert plan["expired"] == [session]
+    assert plan["later_nbytes"] > 0
+    said = tenuto(*dry).out
+    assert re.search(
+        r"^would free \d+ blobs, .*; [\d.]+ kB of these would be freed by the next gc$", said, re.M
+    )
+    assert tenuto("show", "first").code == 0  # it was a dry run
+    assert "are freed by the next gc" in tenuto("gc", "--session-ttl", "0s").err
+    assert tenuto("gc", "--dry-run", "--json").json["later_nbytes"] == 0

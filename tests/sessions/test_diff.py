@@ -39,7 +39,7 @@ def test_a_turn_is_its_own_equal(manager: SessionManager) -> None:
     one = manager.manifest("one")
     found = diff(one, one)
     assert found.same_conversation
-    assert found.tokens == TokenParting(600, None, None)
+    assert found.tokens == TokenParting(600, 0, 0, None, None)
     assert found.rows_shared == 600
     assert found.bytes == Bytes(sum(ref.nbytes for ref in one.blobs()), 0, 0)
     assert found.meaning == found.making == found.sampler == found.about == ()
@@ -51,7 +51,7 @@ def test_ids_and_messages_part_where_they_do(manager: SessionManager) -> None:
     say(manager, "other", (BEGIN, HELLO), ([7, 99], LESS))
     found = diff(manager.manifest("one"), manager.manifest("other"))
     assert not found.same_conversation
-    assert found.tokens == TokenParting(601, 8, 99)
+    assert found.tokens == TokenParting(601, 2, 1, 8, 99)
     assert (found.messages.common, found.messages.a, found.messages.b) == (1, (MORE,), (LESS,))
     assert found.sampler == (FieldDifference("seed", 3, 5),)
     assert found.rows_shared == 512  # whole chunks of 256
@@ -63,7 +63,8 @@ def test_a_fork_shares_the_rows_of_its_past_up_to_its_length(manager: SessionMan
     say(manager, "one", (BEGIN, HELLO))
     manager.fork("one", "short", 550)
     found = diff(manager.manifest("one"), manager.manifest("short"))
-    assert found.tokens == TokenParting(550, BEGIN[550], BEGIN[550])
+    assert found.tokens == TokenParting(550, 50, 0, BEGIN[550], BEGIN[550])
+    assert not found.same_conversation  # though what follows in both is the same id
     assert found.rows_shared == 550
     assert found.bytes is not None
     assert found.bytes.own_b == 0

@@ -9,6 +9,7 @@ import pytest
 from engine.errors import BlobMissing, SessionNotFound
 from engine.runner import Engine
 from serialization.blobs import BlobId, Store
+from serialization.refs import StoredLogits
 from sessions.manager import SessionManager
 from sessions.names import session_ref
 from sessions.policy import Policy
@@ -199,3 +200,35 @@ def test_nothing_is_collected_on_a_guess(manager: SessionManager, store: MemoryS
     assert store.delete_blob(BlobId(value.decode()), 0)
     with pytest.raises(BlobMissing):
         manager.plan_gc()
+
+
+def test_a_plan_tells_what_the_next_gc_frees_of_sessions_that_go(
+    manager: SessionManager, store: Store, clock: Clock
+) -> None:
+    for text, name in (("one " * 100, "old"), ("one " * 100 + "more " * 80, "longer"), ("two " * 90, "rows")):
+        save(manager, text, name)
+    clock.now += 10 * GRACE
+    save(manager, "one " * 100, "young")  # has the same rows as the old one
+    plain = manager.plan_gc()
+    assert plain.later_nbytes == 0
+    manager.policy = replace(manager.policy, session_ttl=5 * GRACE)
+    plan, before = manager.plan_gc(), {info.blob: info.nbytes for info in store.list_blobs()}
+    assert len(plan.expired) == 3
+    assert manager.collect(plan).nbytes == 0
+    clock.now += GRACE
+    manager.collect(manager.plan_gc())
+    gone = set(before) - blobs(store)
+    assert plan.later_nbytes == sum(before[blob] for blob in gone) > 0
+    manager.policy = replace(manager.policy, session_ttl=None, rows_ttl=0.0)
+    clock.now += GRACE
+    plan, before = manager.plan_gc(), {info.blob: info.nbytes for info in store.list_blobs()}
+    assert len(plan.released) == 1
+    now_too = {info.blob for info in plan.blobs}
+    manager.collect(plan)
+    clock.now += 2 * GRACE
+    manager.collect(manager.plan_gc())
+    edge = manager.manifest("young").edge
+    assert isinstance(edge, StoredLogits)
+    freed = sum(before[blob] for blob in set(before) - blobs(store) - now_too)
+    assert plan.later_nbytes == freed + edge.ref.nbytes
+    assert freed > 0
