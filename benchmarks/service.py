@@ -34,10 +34,12 @@ _ROUNDS = 3
 
 
 def run(model: str, path: Path) -> None:
-    with serving(path, "--sequences", str(SEQUENCES), "--cells", str(CELLS), "--ctx", "8192") as service:
+    few = ("--sequences", str(SEQUENCES), "--cells", str(CELLS), "--ctx", "8192")
+    with tempfile.TemporaryDirectory() as folder, serving(path, folder, *few) as service:
         load = asyncio.run(clients(service, CLIENTS, SECONDS))
         tell("service under load", model=model, clients=CLIENTS, seconds=SECONDS, **load.told())
-    with serving(path, "--sequences", "24", "--cells", "49152", "--ctx", "8192") as service:
+    enough = ("--sequences", "24", "--cells", "49152", "--ctx", "8192")
+    with tempfile.TemporaryDirectory() as folder, serving(path, folder, *enough) as service:
         for streams in STREAMS:
             stalls = asyncio.run(beside_prompts(service, streams, LONG_PROMPT, _ROUNDS))
             tell("streams beside a long prompt", model=model, streams=streams, prompt=LONG_PROMPT, **stalls)
@@ -57,20 +59,19 @@ class Service:
 
 
 @contextmanager
-def serving(model: Path, *options: str) -> Iterator[Service]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "cli.main", "serve", "-q", "--model", str(model), "--port", "0"]
-        command += ["--store", f"{folder}/store", *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            try:
-                assert process.stdout is not None
-                said = process.stdout.readline()
-                found = re.search(r"http://\S+", said)
-                assert found is not None, f"the service did not start: {said!r}"
-                yield Service(found[0], process.pid)
-            finally:
-                process.terminate()
-                process.wait(120)
+def serving(model: Path, store: str, *options: str) -> Iterator[Service]:
+    command = [sys.executable, "-m", "cli.main", "serve", "-q", "--model", str(model), "--port", "0"]
+    command += ["--store", store, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            found = re.search(r"http://\S+", said)
+            assert found is not None, f"the service did not start: {said!r}"
+            yield Service(found[0], process.pid)
+        finally:
+            process.terminate()
+            process.wait(120)
 
 
 # --- many clients -------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ async def _talk(client: httpx.AsyncClient, number: int, heard: _Heard) -> None:
 async def _read_long(client: httpx.AsyncClient, text: str, length: int, turn: int) -> int:
     """Have a prompt read that nobody knows yet. Returns its tokens."""
     begins = text[turn * 5000 :]
-    cut = int(length * 3.6)
+    cut = int(length * 4.25)
     asked = {
         "messages": [{"role": "user", "content": f"{time.time_ns()} {begins[:cut]}"}],
         "max_tokens": 1,
