@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from sessions.conversation import Conversation, Reply
 from sessions.keyring.keyset import Scope
 from sessions.keyring.master import MasterKeys
@@ -53,6 +55,10 @@ def told(manager: SessionManager, session: str) -> Mapping[str, bytes]:
         for at in (0, 40, len(manifest.tokens) - 8):
             ids = manifest.tokens[at : at + 8]
             secrets[f"tokens of {width} bytes at {at}"] = b"".join(i.to_bytes(width, "little") for i in ids)
+            secrets[f"tokens of {width} bytes, big first, at {at}"] = b"".join(i.to_bytes(width) for i in ids)
+            secrets[f"tokens in msgpack at {at}"] = b"".join(msgpack.packb(i) for i in ids)
+            secrets[f"tokens as varints at {at}"] = b"".join(map(_varint, ids))
+            secrets[f"tokens as text at {at}"] = ", ".join(map(str, ids)).encode()
     for number, message in enumerate(manifest.messages):
         text = message.text.encode()
         if len(text) >= 8:
@@ -68,6 +74,12 @@ def told(manager: SessionManager, session: str) -> Mapping[str, bytes]:
         "frame": b"tenutoB",
         "manifest": b"tenutoM",
     }
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the last ones first."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
 
 
 def _places(data: bytes) -> tuple[int, ...]:

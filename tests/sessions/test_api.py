@@ -442,7 +442,8 @@ def test_the_examples_and_a_users_program_have_types(tmp_path: Path) -> None:
         (tmp_path / f"example_{number}.py").write_text(example)
     (tmp_path / "right.py").write_text(RIGHT)
     (tmp_path / "wrong.py").write_text(WRONG)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "."]
+    options = ("--strict", "--follow-imports", "silent", "--cache-dir", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "mypy", *options, "."]
     environment = {**os.environ, "MYPYPATH": str(PAGE.parents[1])}
     told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     errors = [line for line in told.splitlines() if "error:" in line]

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from serialization.manifest import Manifest
+from serialization.archive import write_archive
+from serialization.blobs import BlobClass, blob_class
+from serialization.manifest import Manifest, ManifestKind
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.salts import after_turn, digest_of, of_fork, own
@@ -178,3 +180,20 @@ def test_an_archive_has_no_salt_and_what_is_imported_shares_nothing(
     assert brought.salt is None
     assert hits(manager, brought.tokens) == {}
     assert hits(manager, gone_on(manager, brought.session).tokens) == {}
+
+
+def test_a_salt_that_an_archive_brings_is_left(manager: SessionManager, salted: SessionManager) -> None:
+    manifest = said(salted)
+    out = io.BytesIO()
+    write_archive(out, manifest, manager.store)  # as another build might
+    assert str(A).encode() in out.getvalue()
+    out.seek(0)
+    assert manager.manifest(manager.import_(out).id).salt is None
+
+
+def test_a_deleted_session_leaves_no_salt(manager: SessionManager, salted: SessionManager) -> None:
+    manager.delete(said(salted).session)
+    blobs = [info.blob for info in manager.store.list_blobs()]
+    tombs = [blob for blob in blobs if blob_class(blob) is BlobClass.MANIFEST]
+    newest = max((Manifest.decode(manager.store.get(blob)) for blob in tombs), key=lambda m: m.generation)
+    assert (newest.kind, newest.salt) == (ManifestKind.TOMBSTONE, None)

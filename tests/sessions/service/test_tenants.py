@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -141,6 +142,69 @@ def test_a_salt_shares_with_the_same_salt_alone(ann: Tenant, eve: Tenant) -> Non
     assert ann.cached(cache_salt="b") == 0
     assert ann.cached() == 0
     assert eve.cached(cache_salt="a") == 0
+
+
+def test_a_session_is_talked_in_with_a_salt(ann: Tenant) -> None:
+    body = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+
+    def restored(**fields: str) -> int:
+        session = ann.http.post("/v1/sessions").json()["id"]
+        answer = ann.http.post(f"/v1/sessions/{session}/messages", json={**body, **fields})
+        return int(answer.headers["x-tenuto-restored-tokens"])
+
+    assert restored(cache_salt="a") == 0
+    assert restored(cache_salt="b") == restored() == ann.cached(cache_salt="c") == 0
+    assert restored(cache_salt="a") > 100
+    assert ann.cached(cache_salt="a") > 100
+    refused = ann.http.post("/v1/sessions/x/messages", json={**body, "cache_salt": "x" * 129})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+
+
+def test_the_tag_of_anothers_turn_is_that_of_nobodys(ann: Tenant, eve: Tenant) -> None:
+    sessions = {each: each.http.post("/v1/sessions").json()["id"] for each in (ann, eve)}
+    theirs = ann.say(sessions[ann]).headers["etag"]
+    mine = eve.say(sessions[eve], "hello").headers["etag"]
+    nobodys = theirs[:-3] + ("00" if theirs[-3:-1] != "00" else "11") + '"'
+    path = f"/v1/sessions/{sessions[eve]}"
+    answers = [eve.say(sessions[eve], "more", **{"if-match": tag}) for tag in (theirs, nobodys)]
+    assert {answer.status_code for answer in answers} == {412}
+    assert len({answer.json()["error"]["message"] for answer in answers}) == 1
+    for tag in (theirs, nobodys):
+        assert eve.http.get(path, headers={"if-none-match": tag}).status_code == 200
+        assert eve.http.delete(path, headers={"if-match": tag}).status_code == 412
+    assert eve.http.get(path).headers["etag"] == mine
+
+
+def test_a_name_that_only_looks_the_same_or_is_endless_is_none(ann: Tenant, eve: Tenant) -> None:
+    ann.http.post("/v1/sessions", json={"name": "diary"})
+    for name in (
+        "di\u0430ry",
+        "\uff44iary",
+        "diary\u200b",
+        "diary\u0000",
+        "DIARY",
+        "diary/",
+        "../diary",
+        "diary*",
+    ):
+        assert ann.http.post("/v1/sessions/diary/fork", json={"name": name}).status_code in (201, 400)
+        for each in (ann, eve):
+            found = each.http.get(f"/v1/sessions/{quote(name, safe='')}")
+            assert found.status_code in (400, 404) or (each is ann and name == "DIARY")
+    long = "x" * 10_000_000
+    for answer in (
+        ann.http.post("/v1/sessions", json={"name": long}),
+        ann.http.post("/v1/sessions/diary/fork", json={"name": long}),
+        ann.http.post("/slots/0?action=save", json={"filename": long}),
+        ann.http.post("/v1/responses", json={"input": "a", "previous_response_id": f"resp_{long}"}),
+        ann.http.post("/v1/responses", json={"input": "a", "conversation": f"conv_{long}"}),
+        ann.http.post("/v1/chat/completions", json={"messages": [], "cache_salt": long}),
+        ann.http.post("/v1/chat/completions", json={"messages": [], long: 1}),
+        ann.http.post("/v1/conversations", json={"metadata": {long: "x"}}),
+    ):
+        assert answer.status_code in (400, 413), answer.text
+        assert answer.json()["error"]["message"]
+        assert len(answer.content) < 10_000
 
 
 def test_what_is_kept_under_a_name_is_ones_own(ann: Tenant, eve: Tenant) -> None:
