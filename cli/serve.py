@@ -30,6 +30,8 @@ class _Said:
     max_turns: int
     max_waiting: int
     drain: float
+    patience: float
+    lease: float
     retention: dict[str, object]
 
 
@@ -79,6 +81,22 @@ class _Said:
     help="How long running turns may go on after SIGTERM before they are cut off and saved.",
 )
 @click.option(
+    "--patience",
+    type=duration,
+    default="5s",
+    show_default=True,
+    metavar="AGE",
+    help="How long a turn waits for another one in its session before it is refused (423).",
+)
+@click.option(
+    "--lease",
+    type=duration,
+    default="30s",
+    show_default=True,
+    metavar="AGE",
+    help="How long a session stays held after a process that talked in it died.",
+)
+@click.option(
     "--sequences", type=click.IntRange(min=1), default=16, show_default=True, help="In memory at once."
 )
 @click.option("--cells", type=click.IntRange(min=1), help="Tokens of all of them together (default: --ctx).")
@@ -96,6 +114,8 @@ def serve(
     max_turns: int,
     max_waiting: int,
     drain: float,
+    patience: float,
+    lease: float,
     sequences: int,
     cells: int | None,
     engine: EngineOptions,
@@ -125,7 +145,7 @@ def serve(
         operators=operators,
         hosts=hosts,
     )
-    said = _Said(config, max_turns, max_waiting, drain, retention)
+    said = _Said(config, max_turns, max_waiting, drain, patience, lease, retention)
     with address.open() as listening:  # before minutes are spent on a model
         _serve(app, said, listening, keys if with_keys else None, model)
 
@@ -160,8 +180,9 @@ def _serve(
             app.out.text(f"{backend.model.name} at {url}")
         sys.stdout.flush()
 
-    policy = Policy.from_mapping(dict(said.retention))
-    backend = Backend(app.engine(model), store, BackendConfig(said.max_turns, said.max_waiting, policy))
+    policy = Policy.from_mapping({"lease": said.lease, **said.retention})
+    config = BackendConfig(said.max_turns, said.max_waiting, policy, patience=said.patience)
+    backend = Backend(app.engine(model), store, config)
     try:
         service = build_app(backend, said.service, keys, log, tracing)
         serve(service, backend, listening, said.drain, log, started)

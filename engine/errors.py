@@ -33,6 +33,7 @@
     │   └── IndexDamaged           43   the store's own index is broken (`check --repair` rebuilds it)
     ├── SessionError               50
     │   ├── SessionNotFound        51
+    │   │   └── SessionExpired     51   it was there, and the store lost it: evicted, or restarted empty
     │   ├── SessionExists          52   a name that is taken
     │   ├── SessionAmbiguous       53   a prefix of an id that fits several sessions
     │   ├── StaleSession           54   the session moved on since it was read
@@ -44,7 +45,9 @@
     ├── ServiceError               60
     │   ├── Busy                   61   as many turns run and wait as may
     │   ├── Draining               62   the service is being ended, and takes no more turns
-    │   └── ServiceUnreachable     63   a service that does not answer, or does not let itself be watched
+    │   ├── ServiceUnreachable     63   a service that does not answer, or does not let itself be watched
+    │   ├── IdempotencyKeyReused   64   something else was asked for under this key before
+    │   └── TurnLost               65   the store is behind what it had acknowledged: a failover lost a turn
     └── KeysError                  70
         ├── KeyRefused             71   an API key that is none of ours, or was revoked
         ├── SealRefused            72   a sealed store without its keys, or keys where nothing is sealed
@@ -196,6 +199,10 @@ class SessionNotFound(SessionError):
     exit_code = 51
 
 
+class SessionExpired(SessionNotFound):
+    pass
+
+
 class SessionExists(SessionError):
     exit_code = 52
 
@@ -242,6 +249,14 @@ class Draining(ServiceError):
 
 class ServiceUnreachable(ServiceError):
     exit_code = 63
+
+
+class IdempotencyKeyReused(ServiceError):
+    exit_code = 64
+
+
+class TurnLost(ServiceError):
+    exit_code = 65
 
 
 class KeysError(TenutoError):

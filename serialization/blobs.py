@@ -186,6 +186,11 @@ class Store(Protocol):
         """Whether rows may vanish by age here, so that a missing one is a miss and not damage."""
         ...
 
+    def since(self) -> float | None:
+        """Since when all refs that were set are here, by `now`: what is older may be lost. None where the
+        store loses nothing by itself."""
+        ...
+
     def now(self) -> float:
         """Seconds since the epoch by the store's own clock, so that leases agree between machines."""
         ...

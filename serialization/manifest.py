@@ -53,13 +53,14 @@ from serialization.refs import (
     check_chunks,
     read_blob_id,
 )
+from serialization.replies import REPLIES, KeptReply, read_replies
 
 #: the feature that a manifest with a note needs
 NOTE = "note"
 #: the feature that a manifest of a session with a salt needs
 SALT = "salt"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({DRAFT, NOTE, SALT})
+FEATURES = frozenset({DRAFT, NOTE, REPLIES, SALT})
 #: what the digest of a salt begins with
 SALT_PREFIX = "b3-"
 
@@ -133,12 +134,18 @@ class Manifest:
     draft: StoredDraft | None = None
     note: str | None = None
     salt: str | None = None
+    replies: tuple[KeptReply, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
         """What a reader must know to read this manifest."""
-        added = ((DRAFT, self.draft), (NOTE, self.note), (SALT, self.salt))
-        return tuple(name for name, there in added if there is not None)
+        has = {
+            DRAFT: self.draft is not None,
+            NOTE: self.note is not None,
+            REPLIES: bool(self.replies),
+            SALT: self.salt is not None,
+        }
+        return tuple(name for name, there in has.items() if there)
 
     @property
     def length(self) -> int:
@@ -224,6 +231,8 @@ class Manifest:
             record["draft"] = self.draft.record()
         if self.note is not None:
             record["note"] = self.note
+        if self.replies:
+            record["replies"] = [reply.record() for reply in self.replies]
         if self.salt is not None:
             record["salt"] = self.salt
         return record
@@ -249,6 +258,7 @@ def _read(record: Record) -> Manifest:
     kind = _read_kind(record)
     edge = _read_edge(record.value("edge"), length)
     parent = record.value("parent")
+    messages = _read_messages(record, length + isinstance(edge, Pending))
     manifest = Manifest(
         session=_matching(_ULID, record.text("session", MAX_LABEL_NBYTES), "session id"),
         tenant=_matching(TENANT, record.text("tenant", MAX_LABEL_NBYTES), "tenant"),
@@ -266,7 +276,7 @@ def _read(record: Record) -> Manifest:
         template=record.text_or_none("template", MAX_LABEL_NBYTES),
         layout=layout,
         tokens=tokens,
-        messages=_read_messages(record, length + isinstance(edge, Pending)),
+        messages=messages,
         spans=stated.read_spans(record.items("spans", MAX_ENTRIES), length),
         chunks=tuple(ChunkRef.read(item) for item in record.items("chunks", MAX_CHUNKS)),
         checkpoints=tuple(Checkpoint.read(item) for item in record.items("checkpoints", MAX_ENTRIES)),
@@ -276,6 +286,7 @@ def _read(record: Record) -> Manifest:
         draft=StoredDraft.read(record.record("draft"), length) if DRAFT in features else None,
         note=record.text("note", MAX_NOTE_NBYTES) if NOTE in features else None,
         salt=_matching(_SALT, record.text("salt", MAX_LABEL_NBYTES), "salt") if SALT in features else None,
+        replies=read_replies(record.value(REPLIES), len(messages)) if REPLIES in features else (),
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)

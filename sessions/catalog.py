@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from engine.errors import BlobMissing, SessionAmbiguous, SessionExists, SessionNotFound, StateError
+from engine.errors import (
+    BlobMissing,
+    SessionAmbiguous,
+    SessionExists,
+    SessionExpired,
+    SessionNotFound,
+    StateError,
+)
 from serialization.blobs import BlobId, Store, parse_blob_id
 from serialization.manifest import Manifest
 from sessions import names
@@ -60,7 +68,7 @@ class Catalog:
         """
         if names.is_session_id(ref):
             if self._store.read(names.session_ref(ref.upper())) is None:
-                raise SessionNotFound(f"there is no session {ref}")
+                raise self._absent(names.session_ref(ref.upper()), f"there is no session {ref}")
             return ref.upper()
         named = self.named(names.check_name(ref))
         if named is not None:
@@ -149,10 +157,26 @@ class Catalog:
         return Entry(ref, blob, Manifest.decode(self._store.get(blob)))
 
     def _entry(self, ref: str, absent: str) -> Entry:
-        entry = self._latest(ref, self._store.read(ref))
+        try:
+            entry = self._latest(ref, self._store.read(ref))
+        except BlobMissing:
+            if self._store.since() is None:
+                raise
+            raise SessionExpired(f"{absent} any more: the store lost what it had of it") from None
         if entry is None:
-            raise SessionNotFound(absent)
+            raise self._absent(ref, absent)
         return entry
+
+    def _absent(self, ref: str, absent: str) -> SessionNotFound:
+        """Why there is no such ref: a session's id says when it was made."""
+        session, since = ref.removeprefix(names.SESSIONS), self._store.since()
+        if since is None or not names.is_session_id(session) or names.made(session) >= since:
+            return SessionNotFound(absent)
+        return SessionExpired(f"{absent} any more: the store lost what it had before {_moment(since)}")
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def is_there(store: Store, session: str) -> bool:

@@ -64,18 +64,30 @@ class Commits:
         session.entry, session.unsure = session.unsure, None
         return len(data)
 
-    def make_sure(self, session: Session) -> None:
-        """Learn whether the last commit took place, if its answer was lost."""
-        if session.unsure is None:
-            return
-        if self._store.read(session.unsure.ref) == session.unsure.blob.encode():
-            session.entry, session.synced = session.unsure, session.unsure.manifest.length
+    def make_sure(self, session: Session) -> bool:
+        """Learn whether the last commit took place, if its answer was lost: True if it did, and is durable.
+
+        It is asked for by a swap that changes nothing, which the store acknowledges as it does any other.
+        Raises StoreError, and then it is as unsure as before.
+        """
+        unsure = session.unsure
+        if unsure is None:
+            return False
+        value, held = unsure.blob.encode(), True
+        try:
+            there = session.lease.swap(unsure.ref, value, value)
+        except LeaseLost:
+            there, held = self._store.read(unsure.ref) == value, False
+        if there:
+            session.entry, session.synced = unsure, unsure.manifest.length
         session.unsure = None
+        return there and held
 
     def swap(self, session: Session, new: bytes | None) -> None:
-        """Raises StaleSession, LeaseLost."""
+        """Raises StaleSession, LeaseLost; SessionNotFound where the stored turn is gone."""
         old = session.entry.blob.encode() if session.entry else None
         if not session.lease.swap(names.session_ref(session.id), old, new):
+            self._catalog.find(session.id)
             raise StaleSession(f"session {session.id} was changed by another writer; nothing was overwritten")
 
     def begin(self, past: Manifest, name: str | None, source: Entry | None, session: str) -> Entry:
@@ -96,6 +108,7 @@ class Commits:
             forked_from=_origin(past, source),
             note=None,
             salt=salts.of_fork(past, session),
+            replies=(),
             created=now,
             updated=now,
         )

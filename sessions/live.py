@@ -11,6 +11,7 @@ from engine.generation import Cancel
 from engine.state import Pending, Provenance, SamplerParams, SeqId
 from engine.verbs import Verbs
 from serialization.manifest import Message
+from serialization.replies import replies_before
 from serialization.resume import common_prefix
 from sessions.drafts import land
 from sessions.manager import SessionManager
@@ -100,6 +101,7 @@ class Live:
 
     def spoke(self, text: str) -> None:
         """The reply ended; `told` was raised by its tokens."""
+        self.session.replies = replies_before(self.session.replies, len(self.messages))
         self.messages.append(Message("assistant", text, self._start, self.told))
         self._settle()
         self._engine.mark(self.seq)

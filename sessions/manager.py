@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from engine.errors import (
     SessionNotFound,
     StaleSession,
     StateError,
+    StoreError,
     StoreUnavailable,
 )
 from engine.state import Provenance, SamplerParams, SeqId
@@ -40,7 +42,7 @@ from sessions.policy import Policy
 from sessions.prefix import Hit, PrefixIndex
 from sessions.reduce import bare, before, imported, tombstone
 from sessions.restore import Fallback, RestoreResult, restore, seed, stored_prefix
-from sessions.saving import export, export_turn, write_turn
+from sessions.saving import export, export_turn, stands, write_turn
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.turns import first_of
 
@@ -123,6 +125,7 @@ class SessionManager:
             stored.forked_from,
             note=stored.note,
             salt=salts.after_turn(stored, self.salt),
+            replies=stored.replies,
         )
 
     def find(self, ref: str) -> str:
@@ -143,7 +146,8 @@ class SessionManager:
         if expected is not None and expected != session.generation:
             raise StaleSession(f"session {session.id} is at turn {session.generation}, not {expected}")
         begun = time.monotonic()
-        self.commits.make_sure(session)
+        if self.commits.make_sure(session) and stands(self.engine, seq, messages, session):
+            return SaveResult(session.generation, 0, 0, time.monotonic() - begun)
         for _ in range(_SLOW_SAVE_TRIES):
             started = time.monotonic()
             turn = write_turn(self.store, self.engine, session, seq, messages, self.policy, self.tenant)
@@ -158,7 +162,8 @@ class SessionManager:
             self.commits.take_again(session, lost)
             nbytes = self.commits.commit(session, manifest)
         session.synced, session.draft_synced = len(manifest.tokens), turn.draft_synced
-        self._prefixes.add(manifest, known)
+        with suppress(StoreError):  # only a hint, and the turn is committed
+            self._prefixes.add(manifest, known)
         nbytes += turn.nbytes
         return SaveResult(manifest.generation, turn.num_blobs + 1, nbytes, time.monotonic() - begun)
 

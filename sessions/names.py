@@ -39,6 +39,11 @@ def new_session_id() -> str:
     return str(ULID())
 
 
+def made(session: str) -> float:
+    """When a session's id was made, in seconds since the epoch, by the clock of who made it."""
+    return float(ULID.from_str(session).timestamp)
+
+
 def session_ref(session: str) -> str:
     return SESSIONS + session
 

@@ -9,13 +9,15 @@ from engine.state import Pending, Provenance, Span
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, ManifestKind
 from serialization.refs import StoredLogits
+from serialization.replies import replies_before
 from serialization.resume import draft_within, spans_within
 
 
 def before(manifest: Manifest, index: int) -> Manifest:
     """As the session stood before message `index`: its last id pending, its rows cut by reference."""
     ids = manifest.messages[index].start
-    past = replace(manifest, messages=manifest.messages[:index])
+    replies = replies_before(manifest.replies, index)
+    past = replace(manifest, messages=manifest.messages[:index], replies=replies)
     return _cut(past, ids - 1) if ids else _cut(past, 0)
 
 
@@ -46,7 +48,7 @@ def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
 
 def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
-    empty = _cut(replace(manifest, messages=()), 0)
+    empty = _cut(replace(manifest, messages=(), replies=()), 0)
     return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None, salt=None)
 
 

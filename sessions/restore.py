@@ -41,6 +41,7 @@ class Reason(StrEnum):
     FINGERPRINT = "fingerprint"  # made by another model or configuration; read again
     CORRUPT = "corrupt"  # stored bytes were damaged; read again
     MISSING = "missing"  # stored bytes were gone; read again
+    REPEATED = "repeated"  # the turn was said before: its stored reply is told again
     SLOWER = "slower-than-recompute"  # reading the rows would have taken longer than reading the tokens
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from engine.state import SeqId, SequenceState
+from engine.state import Pending, SeqId, SequenceState
 from engine.verbs import Verbs
 from serialization.archive import write_archive
 from serialization.blobs import Store
 from serialization.manifest import Manifest, ManifestKind, Message
 from serialization.pipelines import codec_set
+from serialization.replies import replies_before
 from serialization.resume import first_new, first_new_of_draft
 from serialization.snapshot import WrittenState, write_state
 from serialization.trim import trimmed
@@ -60,6 +61,18 @@ def write_turn(
     manifest = _manifest(engine, session, messages, tenant, state, written, store.now())
     draft_synced = 0 if state.draft is None else state.draft.reach
     return Turn(manifest, written.num_blobs, written.nbytes, draft_synced)
+
+
+def stands(engine: Verbs, seq: SeqId, messages: Sequence[Message], session: Session) -> bool:
+    """Whether the sequence is where the session's stored turn is, row for row."""
+    manifest = session.manifest
+    if manifest is None:
+        return False
+    edge = engine.edge(seq)
+    pending = (edge.token,) if isinstance(edge, Pending) else ()
+    stored = (manifest.edge.token,) if isinstance(manifest.edge, Pending) else ()
+    same = pending == stored and tuple(messages) == manifest.messages
+    return same and session.synced == manifest.length and engine.tokens(seq) == manifest.tokens
 
 
 def _with_draft(
@@ -133,4 +146,5 @@ def _manifest(
         draft=written.draft,
         note=session.note,
         salt=session.salt,
+        replies=replies_before(session.replies, len(messages)),
     )

@@ -9,6 +9,7 @@ from typing import Protocol
 from engine.errors import SessionNotFound, StaleSession, StoreError
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, Origin
+from serialization.replies import KeptReply
 from sessions.catalog import Entry
 
 
@@ -28,7 +29,7 @@ class Session:
     chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
     `draft_synced` counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked
     for and whose answer was lost. `note` is kept with the session, for whoever wrote it; `salt` is the one
-    that its next turn has.
+    that its next turn has; `replies` are those that may be asked for again.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Session:
     unsure: Entry | None = None
     note: str | None = None
     salt: str | None = None
+    replies: tuple[KeptReply, ...] = ()
 
     @property
     def manifest(self) -> Manifest | None:

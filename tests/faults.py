@@ -162,6 +162,9 @@ class FaultyStore:
     def rows_expire(self) -> bool:
         return self.store.rows_expire
 
+    def since(self) -> float | None:
+        return self._call(self.store.since)
+
     def now(self) -> float:
         return self._call(self.store.now)
 

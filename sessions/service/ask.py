@@ -9,6 +9,7 @@ from enum import StrEnum
 from engine.state import SamplerParams
 from serialization.blobs import BlobId
 from sessions.restore import Fallback
+from sessions.service.once import Once
 from sessions.service.stages import Watch, unwatched
 from sessions.service.told import Begun, Spoken
 
@@ -62,6 +63,8 @@ class Ask:
     expected       the turn that the session must stand at (`SessionView.etag`); None: at any
     salt           shares no past, in memory or stored, but with calls of the same tenant and the same salt.
                    A session whose turns are asked with several is its own from then on (see `salts`)
+    once           where the session's turn was said already under this key, that is told and nothing is done,
+                   whatever is `expected`; of a session's turns alone
     watch          told when a stage of the turn begins and ends
     cancel         asked between batches from another thread: must be quick, and must not raise
     """
@@ -75,5 +78,6 @@ class Ask:
     fallback: Fallback = Fallback.RECOMPUTE
     expected: BlobId | None = None
     salt: str = ""
+    once: Once | None = None
     watch: Watch = unwatched
     cancel: Callable[[], bool] | None = None

@@ -28,6 +28,7 @@ from sessions.service.past import Past
 from sessions.service.place import Place, scope_of
 from sessions.service.planner import Planner
 from sessions.service.residents import Residents, Unsaved
+from sessions.service.saving_again import SavingAgain
 from sessions.service.stored import Stored
 from sessions.service.told import Load, ModelView, Page, SessionView, Told
 from sessions.service.turns import as_messages, to_edit, to_regenerate, to_say, turn
@@ -41,16 +42,20 @@ Turning = Generator[Told, None, None]
 
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
-    """max_turns    turns that run at once, each in the thread that asks for it, with its own sequence
+    """max_turns    turns that run at once, each in the thread that asks for it, with sequences of the engine
     max_waiting  turns that may wait for one of those to end; beyond them Busy is raised
     policy       of every tenant's store
     holder       this process, for those whom a lease keeps out; None: pid and host
+    patience     seconds for which a turn waits for another one in its session, before LeaseHeld is raised
+    saving_again seconds after which a turn that could not be saved is tried again
     """
 
     max_turns: int = 64
     max_waiting: int = 256
     policy: Policy = field(default_factory=Policy)
     holder: str | None = None
+    patience: float = 5.0
+    saving_again: float = 2.0
 
 
 class Backend:
@@ -66,12 +71,16 @@ class Backend:
     ContextFull       the conversation has no room for the message                                400
     UsageError        messages that make no turn; NameRefused of names                            400
     TemplateRefused   the chat template refuses these messages; NoChatTemplate: there is none     400
-    SessionNotFound   no such session of this tenant (SessionAmbiguous: the start of several)     404
+    SessionNotFound   no such session of this tenant (SessionAmbiguous: the start of several;     404
+                      SessionExpired: the store lost it)
     SessionExists     the name is taken                                                           409
     StaleSession      the session is not at `expected`, or was changed meanwhile                  412
     LeaseHeld         another process (or turn) writes to it (`details`: holder, until, fence)    423
+                      and did so for as long as a turn waits (`BackendConfig.patience`)
     LeaseLost         it was taken over while the turn ran                                        409
     EditRefused       a rewind that cannot be done exactly                                        409
+    TurnLost          the store lost turns that this process knows (`details`: generation, lost)  409
+    IdempotencyKeyReused  something else was asked under `Ask.once` before                        409
     StateError        stored bytes that cannot be believed, where `fallback` is REFUSE            409
                       (of an archive that is imported: 400)
     StoreUnavailable  StoreFull, IndexDamaged; only where nothing was said: after a reply they    503
@@ -101,7 +110,9 @@ class Backend:
             Planner(),
             Choosers(engine.tokenizer),
             threading.Event(),
+            config.patience,
         )
+        self._saving_again = SavingAgain(self._common, config.saving_again)
 
     @property
     def model(self) -> ModelView:
@@ -316,6 +327,7 @@ class Backend:
         if not admission.wait_until_idle(seconds):
             self._common.ending.set()
             admission.wait_until_idle(None)
+        self._saving_again.close()
         self._save_all()
 
     def close(self) -> None:

@@ -14,13 +14,15 @@ from sessions.service.residents import Residents
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """`ending` is set when replies have to end, whatever their readers want."""
+    """`ending` is set when replies have to end, whatever their readers want; for `patience` seconds a
+    turn waits for another one in its session."""
 
     admission: Admission
     residents: Residents
     planner: Planner
     choosers: Choosers
     ending: threading.Event
+    patience: float
 
     def cancel(self, asked: Cancel | None) -> Cancel:
         """Whether a turn should end: its reader says so, or the backend is being closed."""

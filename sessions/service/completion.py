@@ -146,6 +146,7 @@ def _opened(common: Common, place: Place, source: Entry | None, wanted: Wanted) 
             manifest.forked_from,
             note=manifest.note,
             salt=manifest.salt,
+            replies=manifest.replies,
         )
         try:
             stays = wanted.keep is not Keep.PAST or wanted.parent is not None

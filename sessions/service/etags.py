@@ -10,6 +10,7 @@ from fastapi import Header
 from engine.errors import StaleSession, StateError, UsageError
 from serialization.blobs import BlobId, parse_blob_id
 from sessions.service.call import Call
+from sessions.service.told import SessionView
 
 _TAG = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
 
@@ -35,23 +36,33 @@ async def expected(call: Call, session: str, if_match: str | None) -> BlobId | N
     strong = [tag for weak, tag in _tags(if_match) if not weak]
     if len(strong) == 1 and _is_blob(strong[0]):
         return BlobId(strong[0])
-    now = (await call.run(call.backend.get, call.tenant, session)).etag
-    if now not in strong:
-        raise StaleSession(f"session {session} is not at the turn that If-Match names")
-    return now
+    view = await call.run(call.backend.get, call.tenant, session)
+    if view.etag not in strong:
+        raise _stale(view)
+    return view.etag
 
 
 async def check(call: Call, session: str, if_match: str | None) -> None:
     """For a verb that changes nothing: the session is at what is expected now. Raises StaleSession."""
     at = await expected(call, session, if_match)
-    if at is not None and (await call.run(call.backend.get, call.tenant, session)).etag != at:
-        raise StaleSession(f"session {session} is not at the turn that If-Match names")
+    if at is None:
+        return
+    view = await call.run(call.backend.get, call.tenant, session)
+    if view.etag != at:
+        raise _stale(view)
 
 
 def is_known(blob: BlobId, if_none_match: str | None) -> bool:
     if if_none_match is None:
         return False
     return if_none_match.strip() == "*" or any(tag == blob for _, tag in _tags(if_none_match))
+
+
+def _stale(view: SessionView) -> StaleSession:
+    return StaleSession(
+        f"session {view.id} is at turn {view.generation}, which If-Match does not name",
+        generation=view.generation,
+    )
 
 
 def _tags(header: str) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ STATUS: dict[type[errors.TenutoError], int] = {
     errors.LeaseHeld: 423,
     errors.Busy: 429,
     errors.Draining: 503,
+    errors.IdempotencyKeyReused: 409,
     errors.KeysError: 500,
     errors.KeyRefused: 401,
     errors.Erased: 404,
@@ -48,10 +49,13 @@ STATUS: dict[type[errors.TenutoError], int] = {
 _CODES: dict[type[errors.TenutoError], str] = {
     errors.ContextFull: "context_length_exceeded",
     errors.KeyRefused: "invalid_api_key",
+    errors.SessionExpired: "expired",
 }
 
 #: What is told of `details`, where an error has it: nothing that is not meant for the client.
-_TOLD = frozenset({"holder", "until", "fence", "retry_after", "fields", "limit", "size", "supported"})
+_TOLD = frozenset(
+    {"holder", "until", "fence", "retry_after", "fields", "limit", "size", "supported", "generation", "lost"}
+)
 
 _TYPES = {
     401: "authentication_error",

@@ -84,6 +84,11 @@ class Residents:
         with self._lock:
             self._unsaved[unsaved.place.tenant, unsaved.session] = unsaved
 
+    def unsaved(self) -> list[tuple[str, str]]:
+        """Tenant and session of each."""
+        with self._lock:
+            return list(self._unsaved)
+
     def num_unsaved_of(self, tenant: str, session: str) -> int:
         """1 or 0."""
         with self._lock:

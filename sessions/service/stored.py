@@ -9,6 +9,7 @@ from engine.errors import EditRefused, NoSlot, StateError, UsageError
 from engine.state import Pending, Provenance, SamplerParams
 from serialization.blobs import BlobId
 from serialization.manifest import Manifest, ManifestKind, Message
+from serialization.replies import replies_before
 from serialization.resume import common_prefix, last_resumable
 from sessions import names
 from sessions.catalog import Catalog, Entry
@@ -178,7 +179,8 @@ class Stored:
             kept = _same(entry.manifest.messages, messages)
             stop = kept[-1].stop if kept else 0
             rest = [replace(message, start=stop, stop=stop) for message in messages[len(kept) :]]
-            return replace(entry.manifest, messages=(*kept, *rest), note=note)
+            replies = replies_before(entry.manifest.replies, len(kept))
+            return replace(entry.manifest, messages=(*kept, *rest), note=note, replies=replies)
 
         old, new = self._write(ref, expected, amended)
         self._follow(old, new)

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 
-from engine.errors import TenutoError, UsageError
+from engine.errors import LeaseHeld, TenutoError, UsageError
 from engine.generation import Cancel
 from engine.shared import SharedEngine
 from engine.tokenizer import Tokenizer
 from serialization.manifest import Message
+from serialization.replies import KeptReply
 from sessions.live import Live
 from sessions.restore import RestoreResult
 from sessions.service.ask import Ask, ChatMessage
 from sessions.service.common import Common
-from sessions.service.held import MEASURED, Held, hold
+from sessions.service.held import MEASURED, Held, Taken, take
+from sessions.service.once import is_whole, told_again
 from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.stages import Note, Stage
@@ -31,6 +33,9 @@ MESSAGE_CELLS = 16
 #: Of a message so much is tokenized to see about how long it is.
 SAMPLED_TEXT = 4096
 
+#: Seconds between two looks at whether the session is free.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.03, 0.3
+
 #: What a turn does to a conversation before it is heard: what it returns is to be said.
 Change = Callable[[Live], Sequence[Message]]
 
@@ -39,12 +44,51 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Ge
     """See `Backend.turn`."""
     common.choosers.check(ask)
     cancel = common.cancel(ask.cancel)
-    has = common.residents.num_unsaved_of(place.tenant, ref.upper())
-    with common.admission.turn(cancel, ask.num_replies, has):
-        with ask.watch(Stage.RESTORE) as note:
-            held = hold(common, place, ref, ask.fallback, ask.expected)
-            note_restored(note, held.restored)
-        yield from _turn(common, held, ask, cancel, change)
+    until, pause = time.monotonic() + common.patience, SHORTEST_PAUSE
+    while True:
+        has = common.residents.num_unsaved_of(place.tenant, ref.upper())
+        with common.admission.turn(cancel, ask.num_replies, has):
+            try:
+                taken = take(common, place, ref)
+            except LeaseHeld:
+                if cancel() or time.monotonic() + pause > until:
+                    raise
+            else:
+                yield from _taken(common, taken, ask, cancel, change)
+                return
+        time.sleep(pause)  # without a place among those that run
+        pause = min(1.5 * pause, LONGEST_PAUSE)
+
+
+def _taken(
+    common: Common, taken: Taken, ask: Ask, cancel: Cancel, change: Change
+) -> Generator[Told, None, None]:
+    try:
+        reply = None if ask.once is None else ask.once.kept_in(taken.session)
+    except BaseException:
+        taken.put_back()
+        raise
+    expected = ask.expected
+    if reply is not None:
+        if is_whole(reply, len(taken.messages)):
+            yield from _again(taken, reply)
+            return
+        expected, change = None, to_regenerate
+    with ask.watch(Stage.RESTORE) as note:
+        held = taken.hold(ask.fallback, expected)
+        note_restored(note, held.restored)
+    yield from _turn(common, held, ask, cancel, change)
+
+
+def _again(taken: Taken, reply: KeptReply) -> Generator[Told, None, None]:
+    session = taken.session
+    try:
+        spoken = yield from told_again(session.id, taken.messages[reply.message], reply)
+    finally:
+        saved, error = taken.keep_stored()
+    saved = saved or SaveResult(reply.generation, 0, 0, 0.0)
+    etag = session.entry.blob if session.entry else None
+    yield Ended((spoken,), session.id, etag, None if error else saved, error)
 
 
 def _turn(
@@ -74,14 +118,16 @@ def _turn(
                     note_said(note, replies.spoken)
         finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
             with ask.watch(Stage.SAVE) as note:
-                saved, error = _concluded(held, replies.spoken[0].text)
+                saved, error = _concluded(held, replies.spoken[0], ask)
                 note_saved(note, saved, error)
     yield Ended(replies.spoken, live.session.id, held.etag(), saved, error)
 
 
-def _concluded(held: Held, text: str) -> tuple[SaveResult | None, TenutoError | None]:
+def _concluded(held: Held, spoken: Spoken, ask: Ask) -> tuple[SaveResult | None, TenutoError | None]:
     try:
-        held.live.spoke(text)
+        held.live.spoke(spoken.text)
+        if ask.once is not None:
+            ask.once.keep_in(held.session, len(held.live.messages) - 1, spoken.finish)
         held.session.title = held.session.title or title_of_all(held.live.messages)
     except BaseException:
         held.give_up()

@@ -143,6 +143,9 @@ class DiskStore:
     def rows_expire(self) -> bool:
         return False
 
+    def since(self) -> float | None:
+        return None
+
     def now(self) -> float:
         """This machine's clock: a folder is for the processes of one machine."""
         return time.time()

@@ -161,6 +161,9 @@ class MemoryStore:
     def rows_expire(self) -> bool:
         return False
 
+    def since(self) -> float | None:
+        return None
+
     def now(self) -> float:
         return self._clock()
 

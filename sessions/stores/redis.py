@@ -2,7 +2,7 @@
 
     tenuto:{<tenant key>}:b:<blob id>   the blob, one value, with a time to live by its class
     tenuto:{<tenant key>}:ages          sorted set: blob id -> server time of its last put
-    tenuto:{<tenant key>}:refs          hash: name -> sealed value
+    tenuto:{<tenant key>}:refs          hash: name -> sealed value, and '' -> since when it is there
     tenuto:{<tenant key>}:names         sorted set: the names of those, which a hash keeps in no order
     tenuto:{<tenant key>}:op:<token>    answer of one swap, kept for minutes
     tenuto:{<tenant key>}:version       b"1"
@@ -49,7 +49,8 @@ from sessions.stores.base import (
     unseal,
     unseal_row,
 )
-from sessions.stores.redis_connect import CLIENT_ERRORS, connect, redis_error
+from sessions.stores.redis_connect import CLIENT_ERRORS, connect, redis_error, with_replicas
+from sessions.stores.redis_replicas import Replicas
 from sessions.stores.retry import again
 
 T = TypeVar("T")
@@ -71,12 +72,13 @@ class RedisStore:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Connects. Raises UsageError, NameRefused, StoreUnavailable, UnknownVersion."""
-        self._config = config or StoreConfig()
+        url, self._config = with_replicas(url, config or StoreConfig())
         self._tenant = tenant
         self._sleep = sleep
         self._prefix = f"tenuto:{{{tenant_key(tenant)}}}:"
         self._refs, self._ages = f"{self._prefix}refs", f"{self._prefix}ages"
         self._names = f"{self._prefix}names"
+        self._replicas = Replicas(self._config, f"{self._prefix}wait")
         self._client: Any = connect(url, self._config)
         with _redis_errors():
             version = self._client.get(f"{self._prefix}version")
@@ -86,6 +88,8 @@ class RedisStore:
                 raise UnknownVersion(
                     f"this Redis store has version {version[:16]!r}; this build reads {VERSION!r}"
                 )
+        with contextlib.suppress(IndexDamaged), _redis_errors():  # `check` tells of that
+            self._client.eval(scripts.SINCE, 2, self._refs, self._names)
 
     def __repr__(self) -> str:
         return f"RedisStore(tenant={self._tenant!r})"
@@ -102,9 +106,11 @@ class RedisStore:
         keys, ttl = (self._blob(parse_blob_id(blob)), self._ages), self._ttl(blob_class(blob))
         with _redis_errors():
             digest = hashlib.sha1(view, usedforsecurity=False).hexdigest()
-            if not self._client.eval(scripts.RENEW, 2, *keys, blob, ttl, digest):
-                self._client.eval(scripts.PUT, 2, *keys, blob, ttl, bytes(view))
-            self._acknowledge(f"blob {short(blob)}")
+            there = False
+            while not there:
+                if not self._client.eval(scripts.RENEW, 2, *keys, blob, ttl, digest):
+                    self._client.eval(scripts.PUT, 2, *keys, blob, ttl, bytes(view))
+                there = self._acknowledged(f"blob {short(blob)}")
 
     def get(self, blob: BlobId) -> bytes:
         """Reading renews the blob's time to live, not its age."""
@@ -196,7 +202,7 @@ class RedisStore:
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
         check_prefix(prefix)
         end = prefix + "\x7f" if before is None else min(before, prefix + "\x7f")
-        rows = self._page(scripts.LAST, f"[{prefix}", f"({end}", most)
+        rows = self._page(scripts.LAST, _first(prefix), f"({end}", most)
         return tuple(unseal_row(*row) for row in rows)
 
     def swap(
@@ -210,13 +216,11 @@ class RedisStore:
         sealed = ["" if value is None else seal(name, value) for value in (old, new)]
         against = ("", "") if guard is None else (guard[0], seal(*guard))
         keys = (self._refs, f"{self._prefix}op:{secrets.token_hex(16)}", self._names)
-        done = self._until_answered(
+        while self._until_answered(
             lambda: bool(self._client.eval(scripts.SWAP, 3, *keys, _OP_TTL, name, *sealed, *against))
-        )
-        if done:
-            with _redis_errors():
-                self._acknowledge(f"ref {name}")
-            return True
+        ):
+            if self._acknowledged(f"ref {name}"):
+                return True
         self.read_many([name] if guard is None else [name, guard[0]])  # raises if damage made them differ
         return False
 
@@ -231,9 +235,17 @@ class RedisStore:
     def rows_expire(self) -> bool:
         return self._config.rows_ttl is not None
 
-    def now(self) -> float:
+    def since(self) -> float | None:
+        """Refs are lost by eviction, by a restart without persistence, or with a server that had none."""
         with _redis_errors():
-            seconds, micros = self._node().time()
+            found = self._client.hget(self._refs, "")
+        try:
+            return float(found)
+        except (TypeError, ValueError):  # nothing was set since they were lost
+            return self.now()
+
+    def now(self) -> float:
+        seconds, micros = self._on_node(lambda node: node.time())
         return float(seconds) + float(micros) / 1e6
 
     def usage(self) -> int:
@@ -253,8 +265,7 @@ class RedisStore:
                     problems.append(str(error))
         except IndexDamaged as error:
             problems.append(str(error))
-        with _redis_errors():
-            memory = self._node().info("memory")
+        memory = self._on_node(lambda node: node.info("memory"))
         if memory.get("maxmemory", 0) and str(memory.get("maxmemory_policy", "")).startswith("allkeys"):
             problems.append(
                 "the server may evict refs and manifests: set its maxmemory-policy to volatile-lru"
@@ -301,25 +312,26 @@ class RedisStore:
             return cluster.get_redis_connection(node)
         return self._client
 
+    def _on_node(self, ask: Callable[[Any], T]) -> T:
+        """What one server is asked past the Cluster's client. Where that fails, it is looked up again who
+        serves the slot, as the client does for commands of its own."""
+        with _redis_errors():
+            try:
+                return ask(self._node())
+            except CLIENT_ERRORS:
+                if isinstance(self._client, RedisCluster):
+                    with contextlib.suppress(*CLIENT_ERRORS):
+                        self._client.nodes_manager.initialize()
+                raise
+
+    def _acknowledged(self, what: str) -> bool:
+        """See `Replicas.acknowledged`."""
+        return self._on_node(lambda node: self._replicas.acknowledged(node, what))
+
     def _acknowledge(self, what: str) -> None:
-        """Waits until replicas have all that was written before this. Raises StoreUnavailable."""
-        node = self._node()
-        needed = self._config.replicas
-        if needed is None:
-            needed = min(1, int(node.info("replication").get("connected_slaves", 0)))
-        if not needed:
-            return
-        # WAIT speaks for its own connection's writes: a last one here comes after all that we wrote.
-        pipe = node.pipeline(transaction=False)
-        pipe.set(f"{self._prefix}wait", b"", px=60_000)
-        pipe.execute_command("WAIT", needed, int(self._config.replica_timeout * 1000))
-        acknowledged = int(pipe.execute()[-1])
-        if acknowledged < needed:
-            raise StoreUnavailable(
-                f"{what} was written, but {acknowledged} of {needed} replicas have it after"
-                f" {self._config.replica_timeout:.0f} s: a failover could lose it",
-                outcome="unknown",
-            )
+        """The same of what cannot be written twice. Raises StoreUnavailable."""
+        if not self._acknowledged(what):
+            raise StoreUnavailable(f"{what}: the server restarted meanwhile, or a replica took its place")
 
     def _until_answered(self, ask: Callable[[], bool]) -> bool:
         for attempt in range(self._config.attempts):
@@ -351,9 +363,10 @@ class RedisStore:
         cursor = 0
 
         def step() -> tuple[int, list[bytes]]:
-            with _redis_errors():
-                found: tuple[int, list[bytes]] = self._node().scan(cursor, match=pattern, count=_BATCH)
-                return found
+            found: tuple[int, list[bytes]] = self._on_node(
+                lambda node: node.scan(cursor, match=pattern, count=_BATCH)
+            )
+            return found
 
         while True:
             cursor, keys = self._again(step)
@@ -363,7 +376,7 @@ class RedisStore:
 
     def _rows(self, prefix: str) -> Iterator[tuple[bytes, bytes]]:
         """Name and sealed value of every ref that begins so, in order, as they came from the server."""
-        first = b"[" + prefix.encode()
+        first = _first(prefix)
         while True:
             rows = self._page(scripts.FIRST, first, f"({prefix}\x7f" if prefix else "+", _BATCH)
             yield from rows
@@ -385,6 +398,11 @@ class RedisStore:
     def _again(self, ask: Callable[[], T]) -> T:
         """A step of a list, which nobody above can take again by itself."""
         return again(ask, self._config.attempts, sleep=self._sleep)
+
+
+def _first(prefix: str) -> bytes:
+    """The least name that may begin so; without a prefix all but the empty name, which is no ref's."""
+    return b"[" + prefix.encode() if prefix else b"("
 
 
 @contextlib.contextmanager

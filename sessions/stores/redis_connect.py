@@ -3,10 +3,13 @@
 redis://[USER:PASSWORD@]HOST:PORT/DB      rediss://…  (TLS)      unix:///PATH?db=0
 redis+sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/SERVICE[/DB]     rediss+sentinel://…
 redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT                   rediss+cluster://…
+
+With ?replicas=N (or &replicas=N) each write has to reach N replicas before it counts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -67,6 +70,19 @@ def connect(url: str, config: StoreConfig) -> Any:
         raise UsageError(f"not a Redis address: {error}") from error
     except CLIENT_ERRORS as error:
         raise redis_error(error) from error
+
+
+def with_replicas(url: str, config: StoreConfig) -> tuple[str, StoreConfig]:
+    """The address without its `replicas`, and the settings with them. Raises UsageError."""
+    place, _, query = url.partition("?")
+    parts = [part for part in query.split("&") if part]
+    asked = [part.removeprefix("replicas=") for part in parts if part.startswith("replicas=")]
+    if not asked:
+        return url, config
+    if len(asked) > 1 or not (asked[0].isascii() and asked[0].isdecimal()) or len(asked[0]) > 3:
+        raise UsageError("a Redis address has one replicas=N, a number")
+    rest = "&".join(part for part in parts if not part.startswith("replicas="))
+    return f"{place}?{rest}" if rest else place, replace(config, replicas=int(asked[0]))
 
 
 def _sentinel(hosts: str, path: str, options: dict[str, Any]) -> Any:

@@ -53,7 +53,9 @@ return 1
 
 #: KEYS refs, this attempt, names. ARGV milliseconds to remember the attempt, name, old, new, guard's name or
 #: '', its value. Sent again after a lost answer, it answers what the first one did, and does nothing.
-SWAP = """
+SWAP = (
+    _NOW
+    + """
 local done = redis.call('GET', KEYS[2])
 if done then return tonumber(done) end
 local function has(name, sealed) return (redis.call('HGET', KEYS[1], name) or '') == sealed end
@@ -62,6 +64,9 @@ if has(ARGV[2], ARGV[3]) and (ARGV[5] == '' or has(ARGV[5], ARGV[6])) then
   result = 1
   if ARGV[4] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[2], ARGV[4]); redis.call('ZADD', KEYS[3], 0, ARGV[2])
+    if not redis.call('HGET', KEYS[1], '') then
+      redis.call('HSET', KEYS[1], '', string.format('%.6f', now)); redis.call('ZADD', KEYS[3], 0, '')
+    end
   elseif ARGV[3] ~= '' then
     redis.call('HDEL', KEYS[1], ARGV[2]); redis.call('ZREM', KEYS[3], ARGV[2])
   end
@@ -69,6 +74,20 @@ end
 redis.call('SET', KEYS[2], result, 'PX', ARGV[1])
 return result
 """
+)
+
+#: KEYS refs, names. The time that `SWAP` wrote beside the first of the refs, or now: it goes when they go.
+SINCE = (
+    _NOW
+    + """
+local since = redis.call('HGET', KEYS[1], '')
+if not since then
+  since = string.format('%.6f', now)
+  redis.call('HSET', KEYS[1], '', since); redis.call('ZADD', KEYS[2], 0, '')
+end
+return since
+"""
+)
 
 #: KEYS refs, names. ARGV name and sealed value of each.
 HINT = """

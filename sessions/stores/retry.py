@@ -109,6 +109,9 @@ class RetryingStore:
     def rows_expire(self) -> bool:
         return self._store.rows_expire
 
+    def since(self) -> float | None:
+        return self._try(self._store.since)
+
     def now(self) -> float:
         return self._try(self._store.now)
 

@@ -217,6 +217,9 @@ class SealedStore:
     def rows_expire(self) -> bool:
         return self._inner.rows_expire
 
+    def since(self) -> float | None:
+        return self._inner.since()
+
     def now(self) -> float:
         return self._inner.now()
 

@@ -190,6 +190,9 @@ class TieredStore:
     def rows_expire(self) -> bool:
         return self._last.rows_expire
 
+    def since(self) -> float | None:
+        return self._last.since()
+
     def now(self) -> float:
         return self._last.now()
 

@@ -64,8 +64,8 @@ class Library:
     def _look(self, session: str, param: str | None) -> tuple[SessionView, ResponseNote]:
         try:
             view = self._backend.get(self._tenant, session)
-        except SessionNotFound:
-            raise not_found("resp", response_id(session), param) from None
+        except SessionNotFound as error:
+            raise not_found("resp", response_id(session), param, error) from None
         note = read_note(ResponseNote, view.note)
         if note is None or not _fits(view, note):
             raise not_found("resp", response_id(session), param)

@@ -136,8 +136,8 @@ class ConversationLog:
     def _view(self, session: str, param: str | None = None) -> SessionView:
         try:
             return self._backend.get(self._tenant, session)
-        except SessionNotFound:
-            raise not_found("conv", conversation_id(session), param) from None
+        except SessionNotFound as error:
+            raise not_found("conv", conversation_id(session), param, error) from None
 
     def _read(self, view: SessionView) -> Conversation:
         note = read_note(ConversationNote, view.note)

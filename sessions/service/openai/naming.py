@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine.errors import ModelNotFound, SessionNotFound
+from engine.errors import ModelNotFound, SessionExpired, SessionNotFound
 from sessions import names
 from sessions.service.told import ModelView
 
@@ -49,11 +49,14 @@ def item_of(given: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def not_found(kind: str, given: str, param: str | None = None) -> SessionNotFound:
+def not_found(
+    kind: str, given: str, param: str | None = None, why: SessionNotFound | None = None
+) -> SessionNotFound:
     what = {"resp": "response", "conv": "conversation"}[kind]
     details = {} if param is None else {"param": param}
     text = f"there is no {what} {given[:80]!r}: it expired, was deleted, or never was"
-    return SessionNotFound(text, **details)
+    error = SessionExpired if isinstance(why, SessionExpired) else SessionNotFound
+    return error(text, **details)
 
 
 def check_model(asked: str | None, model: ModelView) -> None:
