@@ -18,9 +18,10 @@ from blake3 import blake3
 from engine.state import NextLogits, PartKind, PartSpec, Point, Rows, parts_of
 from serialization.archive import write_archive
 from serialization.chunks import encode_rows
-from serialization.manifest import Manifest
+from serialization.manifest import Manifest, Message
 from serialization.pipelines import CODEC_SETS, DEFAULT
 from serialization.points import encode_logits, encode_point
+from serialization.replies import KeptReply
 from serialization.snapshot import write_state
 from tests.serialization.states import (
     FOUR_KINDS,
@@ -89,6 +90,13 @@ def golden_files() -> dict[str, tuple[bytes, bytes]]:
     files["session-note.manifest"] = (noted.encode(), b"")
     salted = replace(Manifest.decode(files["session.manifest"][0]), salt="b3-" + "0123456789abcdef" * 4)
     files["session-salt.manifest"] = (salted.encode(), b"")
+    said = (Message("user", "why?", 0, 2), Message("assistant", "so", 2, 4))
+    replied = replace(
+        Manifest.decode(files["session.manifest"][0]),
+        messages=said,
+        replies=(KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 1, "eos"),),
+    )
+    files["session-replies.manifest"] = (replied.encode(), b"")
     return files
 
 

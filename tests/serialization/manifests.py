@@ -23,6 +23,7 @@ from serialization.chunks import CHUNK_TOKENS
 from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest, ManifestKind, Message, Origin
 from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef, StoredLogits
+from serialization.replies import KeptReply
 from tests.serialization.states import ATTENTION, FOUR_KINDS, WINDOWED
 
 ULIDS = st.from_regex(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", fullmatch=True)
@@ -100,6 +101,17 @@ def message_lists(draw: st.DrawFn, end: int) -> tuple[Message, ...]:
 
 
 @st.composite
+def kept_replies(draw: st.DrawFn, num_messages: int) -> tuple[KeptReply, ...]:
+    places = draw(st.sets(st.integers(0, num_messages - 1), max_size=4)) if num_messages else set()
+    digests = st.binary(min_size=16, max_size=16)
+    keys = draw(st.lists(digests, min_size=len(places), max_size=len(places), unique=True))
+    return tuple(
+        KeptReply(key, draw(digests), draw(st.integers(0, 2**64 - 1)), place, draw(TEXTS))
+        for key, place in zip(keys, sorted(places), strict=True)
+    )
+
+
+@st.composite
 def checkpoint_lists(draw: st.DrawFn, length: int, layout: tuple[PartSpec, ...]) -> tuple[Checkpoint, ...]:
     has_points = bool(parts_of(layout, PartKind.POINT))
     return tuple(
@@ -129,6 +141,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     edges: st.SearchStrategy[Any] = IDS.map(Pending) | blob_refs(BlobClass.POINT).map(StoredLogits)
     edge = draw(edges if length else edges | st.none())
     kind = draw(st.sampled_from(ManifestKind))
+    messages = draw(message_lists(length + isinstance(edge, Pending)))
     return Manifest(
         session=draw(ULIDS),
         tenant=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)),
@@ -148,7 +161,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         template=draw(st.none() | TEXTS),
         layout=layout,
         tokens=tokens,
-        messages=draw(message_lists(length + isinstance(edge, Pending))),
+        messages=messages,
         spans=draw(span_lists(length)),
         chunks=draw(chunk_refs(length)),
         checkpoints=draw(checkpoint_lists(length, layout)),
@@ -158,4 +171,5 @@ def manifests(draw: st.DrawFn) -> Manifest:
         draft=draw(st.none() | drafts(length)) if length else None,
         note=draw(st.none() | TEXTS),
         salt=draw(st.none() | st.from_regex(r"b3-[0-9a-f]{64}", fullmatch=True)),
+        replies=draw(kept_replies(len(messages))),
     )

@@ -14,11 +14,12 @@ from serialization.blobs import BlobClass, blob_id
 from serialization.canonical import pack, unpack
 from serialization.chunks import decode_rows, encode_rows
 from serialization.drafts import StoredDraft
-from serialization.manifest import FEATURES, Manifest
+from serialization.manifest import FEATURES, Manifest, Message
 from serialization.pipelines import DEFAULT, FAST, RAW, CodecSet
 from serialization.prefix import Letter, prefix
 from serialization.records import Record
 from serialization.refs import BlobRef, ChunkBlob, ChunkRef
+from serialization.replies import KeptReply
 from tests.serialization.states import EMPTY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -93,6 +94,13 @@ def test_the_example_of_a_salt_is_what_the_code_writes() -> None:
     salted = replace(EMPTY, salt=dumped("hex salt")[7:].decode())
     assert dumped("hex salt") in salted.encode()
     assert Manifest.decode(salted.encode()) == salted
+
+
+def test_the_example_of_replies_is_what_the_code_writes() -> None:
+    reply = KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 0, "eos")
+    replied = replace(EMPTY, messages=(Message("assistant", "so", 0, 0),), replies=(reply,))
+    assert dumped("hex replies") in replied.encode()
+    assert Manifest.decode(replied.encode()) == replied
 
 
 def test_the_features_are_those_that_the_page_names() -> None:

@@ -15,6 +15,7 @@ from serialization.archive import read_archive
 from serialization.chunks import decode_rows, read_header
 from serialization.manifest import Manifest
 from serialization.points import decode_logits, decode_point
+from serialization.replies import KeptReply
 from serialization.snapshot import read_state
 from tests.golden.make import LAYOUT, NUM_ROWS
 from tests.serialization.states import (
@@ -94,3 +95,11 @@ def test_a_salt_changes_nothing_else_of_the_session_that_has_it() -> None:
     assert salted.encode() == golden("session-salt.manifest")
     assert replace(salted, salt=None).encode() == golden("session.manifest")
     assert b"salt" not in golden("session.manifest")
+
+
+def test_replies_that_may_be_asked_for_again_are_read_as_they_were_written() -> None:
+    replied = Manifest.decode(golden("session-replies.manifest"))
+    assert replied.replies == (KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 1, "eos"),)
+    assert replied.encode() == golden("session-replies.manifest")
+    plain = Manifest.decode(golden("session.manifest"))
+    assert replace(replied, replies=(), messages=plain.messages) == plain

@@ -135,6 +135,7 @@ def test_random_damage_never_raises_but_state_errors() -> None:
 ROWS = "rows-b3-" + "0" * 64
 POINT = "point-b3-" + "0" * 64
 SALT = "b3-" + "a" * 64
+REPLY = [b"k" * 16, b"r" * 16, 3, 0, "eos"]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,16 @@ SALT = "b3-" + "a" * 64
         ({"features": ["salt"], "salt": SALT.upper()}, Corrupt),
         ({"features": ["salt"], "salt": "x" * 1025}, LimitExceeded),
         ({"features": ["salt", "note"], "note": "x", "salt": SALT}, Corrupt),
+        ({"replies": [REPLY]}, Corrupt),
+        ({"features": ["replies"]}, Corrupt),
+        ({"features": ["replies"], "replies": []}, Corrupt),
+        ({"features": ["replies"], "replies": [REPLY[:4]]}, Corrupt),
+        ({"features": ["replies"], "replies": [[b"k", *REPLY[1:]]]}, Corrupt),
+        ({"features": ["replies"], "replies": [["k" * 16, *REPLY[1:]]]}, Corrupt),
+        ({"features": ["replies"], "replies": [[b"k" * 17, *REPLY[1:]]]}, LimitExceeded),
+        ({"features": ["replies"], "replies": [REPLY, REPLY]}, Corrupt),
+        ({"features": ["replies"], "replies": [[*REPLY[:3], 2**16, "eos"]]}, Corrupt),
+        ({"features": ["replies"], "replies": [REPLY] * 17}, LimitExceeded),
         ({"title": ...}, Corrupt),
         ({"title": 3}, Corrupt),
         ({"title": "x" * 1025}, LimitExceeded),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from engine.errors import BlobMissing, IndexDamaged, UnknownVersion, UsageError
+from engine.errors import BlobMissing, IndexDamaged, StoreUnavailable, UnknownVersion, UsageError
 from serialization.blobs import BlobClass
 from sessions.stores.base import StoreConfig
 from sessions.stores.open import open_store
@@ -223,6 +223,44 @@ def test_a_server_that_may_evict_refs_is_reported(bench: RedisBench) -> None:
         bench.raw.config_set("maxmemory-policy", "noeviction")
 
 
+def test_it_tells_since_when_its_refs_are_there(bench: RedisBench) -> None:
+    """Also on a Redis that lost them, or evicted them while it was used."""
+    store = bench.open()
+    since = store.since()
+    assert since is not None
+    assert store.now() - 60 < since <= store.now()
+    store.swap("s", None, b"x")
+    store.hint({"n": b"x"})
+    assert store.since() == since
+    assert bench.open().since() == since
+    assert dict(store.list_refs("")) == {"s": b"x", "n": b"x"}
+    assert store.check_index() == ()
+    bench.raw.delete(f"{bench.prefix}refs")
+    lost = store.now()
+    assert store.since() >= lost
+    store.hint({"n": b"x"})
+    assert store.since() >= lost
+    store.swap("s", None, b"x")
+    then = store.since()
+    assert then >= lost
+    assert store.now() > store.since() == then
+    store.rebuild({"s": b"y"})
+    assert store.since() >= then
+
+
+def test_a_number_of_replicas_may_stand_in_the_address(bench: RedisBench) -> None:
+    without = bench.open()
+    assert without.swap("s", None, b"x")
+    for query in ("?replicas=1", "?socket_timeout=9&replicas=1"):
+        store = RedisStore(f"{bench.url}{query}", config=StoreConfig(replica_timeout=0.1))
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            store.put(ROWS, b"x")
+        store.close()
+    store = RedisStore(f"{bench.url}?replicas=0")
+    assert store.swap("s", b"x", b"y")
+    store.close()
+
+
 def test_sentinel_leads_to_the_primary() -> None:
     with RedisServer() as primary, RedisServer(sentinel=True) as sentinel:
         client: Any = sentinel.client()
@@ -252,6 +290,9 @@ def test_a_unix_socket_is_an_address_too() -> None:
         "redis+sentinel:///main",
         "redis+cluster://127.0.0.1:1/3",
         "redis+cluster://127.0.0.1:many",
+        "redis://127.0.0.1:1?replicas=some",
+        "redis://127.0.0.1:1?replicas=1&replicas=2",
+        "redis+sentinel://127.0.0.1:1/main?replicas=-1",
     ],
 )
 def test_addresses_that_make_no_sense_are_refused(url: str) -> None:

@@ -17,6 +17,7 @@ from serialization.blobs import BlobClass, BlobId
 from sessions.stores.base import StoreConfig
 from sessions.stores.open import open_store
 from sessions.stores.redis import RedisStore
+from tests.redis_cluster import RedisCluster, wait_for
 from tests.redis_server import RedisServer
 from tests.sessions.stores.benches import RedisBench
 
@@ -195,3 +196,67 @@ def test_replicas_that_are_asked_for_must_be_there(server: RedisServer) -> None:
     with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
         store.swap("head", None, b"1")
     store.close()
+
+
+@pytest.mark.parametrize("verb", ["put", "swap"])
+def test_a_write_that_the_next_server_does_not_have_is_made_again(server: RedisServer, verb: str) -> None:
+    """Another one takes the server's place between a write and its acknowledgement: what counts is there."""
+    store = RedisStore(server.url)
+    store.put(ROWS, b"before")
+    with RedisServer() as other:
+        first: Any = store._client
+        next_one: Any = other.client()
+        real = first.eval
+
+        def last(*arguments: Any) -> Any:
+            answer = real(*arguments)
+            store._client = next_one
+            return answer
+
+        first.eval = last
+        if verb == "put":
+            assert store.get(store.put(ROWS, b"x")) == b"x"
+        else:
+            assert store.swap("head", None, b"1")
+            assert store.read("head") == b"1"
+        assert store._client is next_one
+        first.close()
+    store.close()
+
+
+def test_a_cluster_whose_master_is_killed_is_found_again_by_every_verb() -> None:
+    """Also by those that ask one server past the Cluster's client."""
+    with RedisCluster() as cluster:
+        store = RedisStore(f"{cluster.url}?replicas=1", config=StoreConfig(connect_timeout=1))
+        blob = store.put(ROWS, b"x")
+        assert store.swap("head", None, b"1")
+        master = cluster.master_of(store._refs)
+        master.kill()
+        with pytest.raises(StoreUnavailable):
+            store.now()
+        wait_for(lambda: cluster.master_of(store._refs) is not master)
+
+        def comes_back() -> bool:
+            try:
+                return store.now() > 0
+            except StoreUnavailable:
+                return False
+
+        wait_for(comes_back)
+        assert store.get(blob) == b"x"
+        assert store.read("head") == b"1"
+        assert [info.blob for info in store.list_blobs()] == [blob]
+        with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
+            store.swap("head", b"1", b"2")
+        master.start()
+
+        def written() -> bool:
+            try:
+                store.put(ROWS, b"y")
+            except StoreUnavailable:
+                return False
+            return True
+
+        wait_for(written)
+        assert store.swap("head", b"2", b"3")
+        store.close()
