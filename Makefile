@@ -6,6 +6,7 @@
 #   make chromium   a Chromium for the tests of the page (make test sees to it by itself)
 #   make check      format, lint, types, floors
 #   make test-all   the tests with the slow ones
+#   make workers    the service on many processes and real Redis servers that are killed, at full size (half an hour)
 #   make bench      figures, one JSON line each
 #   make images     regenerate the docs' pictures of the page
 #   make docs       regenerate what is made from the code: the command line's reference, the list of modules
@@ -19,7 +20,7 @@ JOBS   ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help setup models chromium demo test test-all check bench docs images clean
+.PHONY: help setup models chromium demo test test-all workers check bench docs images clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +54,10 @@ test: models chromium
 
 test-all: models chromium
 	$(PYTEST)
+
+# Prints what it saw, a line of JSON for each part.
+workers: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m slow tests/sessions/service/test_workers.py tests/sessions/service/test_failovers.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
