@@ -40,8 +40,8 @@ def new_session_id() -> str:
 
 
 def made(session: str) -> float:
-    """When a session's id was made, by the clock of who made it: the end of that millisecond, in seconds since
-    the epoch."""
+    """When a session's id was made, by the clock of who made it: the end of that millisecond, in seconds
+    since the epoch."""
     return float(ULID.from_str(session).timestamp) + 0.001
 
 

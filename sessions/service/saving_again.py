@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 from sessions.service.common import Common
 from sessions.service.held import save_again
@@ -30,6 +31,7 @@ class SavingAgain:
             for tenant, session in residents.unsaved():
                 unsaved = residents.take_unsaved(tenant, session)
                 if unsaved is not None and not self._ending.is_set():
-                    save_again(self._common, unsaved)  # its errors are told by the turn, and by the next one
+                    with suppress(Exception):  # nothing ends this thread; its turn and the next one are told
+                        save_again(self._common, unsaved)
                 elif unsaved is not None:
                     residents.put_unsaved(unsaved)

@@ -16,11 +16,12 @@ from sessions.live import Live
 from sessions.restore import RestoreResult
 from sessions.service.ask import Ask, ChatMessage
 from sessions.service.common import Common
-from sessions.service.held import MEASURED, Held, Taken, take
+from sessions.service.held import MEASURED, Held
 from sessions.service.once import is_whole, told_again
 from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.stages import Note, Stage
+from sessions.service.taken import Taken, take
 from sessions.service.told import Begun, Ended, Spoken, Told
 from sessions.session import SaveResult
 from sessions.transcript import whole_characters
