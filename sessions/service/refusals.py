@@ -40,6 +40,7 @@ STATUS: dict[type[errors.TenutoError], int] = {
     errors.Busy: 429,
     errors.Draining: 503,
     errors.IdempotencyKeyReused: 409,
+    errors.TurnLost: 409,
     errors.KeysError: 500,
     errors.KeyRefused: 401,
     errors.Erased: 404,

@@ -164,6 +164,7 @@ def test_the_limits_are_those_in_the_table() -> None:
         limits.MAX_ENTRIES,
         limits.MAX_TEXT_NBYTES,
         limits.MAX_NOTE_NBYTES,
+        limits.MAX_REPLIES,
         limits.MAX_PARTS,
         limits.MAX_AXES,
         limits.MAX_ROW_NBYTES,

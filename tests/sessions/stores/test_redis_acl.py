@@ -70,6 +70,9 @@ def use_all(url: str) -> None:
     store.hint({"c": b"3"})
     assert store.read("c") == b"3"
     assert store.last_refs("c", None, 1) == tuple(store.list_refs("c"))
+    store._client.unlink(store._names)  # lost, and made anew
+    assert [name for name, _ in store.list_refs("")] == ["c"]
+    assert store.since() is not None
     assert store.now() > 0
     assert store.usage() > 0
     assert store.check_index() == ()
