@@ -89,7 +89,7 @@ class RedisStore:
                     f"this Redis store has version {version[:16]!r}; this build reads {VERSION!r}"
                 )
         with contextlib.suppress(IndexDamaged), _redis_errors():  # `check` tells of that
-            self._client.eval(scripts.SINCE, 2, self._refs, self._names)
+            self._client.eval(scripts.SINCE, 1, self._refs)
 
     def __repr__(self) -> str:
         return f"RedisStore(tenant={self._tenant!r})"
@@ -202,7 +202,7 @@ class RedisStore:
     def last_refs(self, prefix: str, before: str | None, most: int) -> tuple[tuple[str, bytes], ...]:
         check_prefix(prefix)
         end = prefix + "\x7f" if before is None else min(before, prefix + "\x7f")
-        rows = self._page(scripts.LAST, _first(prefix), f"({end}", most)
+        rows = self._page(scripts.LAST, f"[{prefix}", f"({end}", most)
         return tuple(unseal_row(*row) for row in rows)
 
     def swap(
@@ -376,7 +376,7 @@ class RedisStore:
 
     def _rows(self, prefix: str) -> Iterator[tuple[bytes, bytes]]:
         """Name and sealed value of every ref that begins so, in order, as they came from the server."""
-        first = _first(prefix)
+        first = b"[" + prefix.encode()
         while True:
             rows = self._page(scripts.FIRST, first, f"({prefix}\x7f" if prefix else "+", _BATCH)
             yield from rows
@@ -398,11 +398,6 @@ class RedisStore:
     def _again(self, ask: Callable[[], T]) -> T:
         """A step of a list, which nobody above can take again by itself."""
         return again(ask, self._config.attempts, sleep=self._sleep)
-
-
-def _first(prefix: str) -> bytes:
-    """The least name that may begin so; without a prefix all but the empty name, which is no ref's."""
-    return b"[" + prefix.encode() if prefix else b"("
 
 
 @contextlib.contextmanager

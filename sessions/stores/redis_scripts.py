@@ -65,7 +65,7 @@ if has(ARGV[2], ARGV[3]) and (ARGV[5] == '' or has(ARGV[5], ARGV[6])) then
   if ARGV[4] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[2], ARGV[4]); redis.call('ZADD', KEYS[3], 0, ARGV[2])
     if not redis.call('HGET', KEYS[1], '') then
-      redis.call('HSET', KEYS[1], '', string.format('%.6f', now)); redis.call('ZADD', KEYS[3], 0, '')
+      redis.call('HSET', KEYS[1], '', string.format('%.6f', now))
     end
   elseif ARGV[3] ~= '' then
     redis.call('HDEL', KEYS[1], ARGV[2]); redis.call('ZREM', KEYS[3], ARGV[2])
@@ -76,14 +76,14 @@ return result
 """
 )
 
-#: KEYS refs, names. The time that `SWAP` wrote beside the first of the refs, or now: it goes when they go.
+#: KEYS refs. The time that `SWAP` wrote beside the first of them, or now: it goes when they go.
 SINCE = (
     _NOW
     + """
 local since = redis.call('HGET', KEYS[1], '')
 if not since then
   since = string.format('%.6f', now)
-  redis.call('HSET', KEYS[1], '', since); redis.call('ZADD', KEYS[2], 0, '')
+  redis.call('HSET', KEYS[1], '', since)
 end
 return since
 """
@@ -100,9 +100,13 @@ return 1
 #: A hash has no order, so the names are kept in a sorted set besides, changed in the same steps. Where it is
 #: not whole (lost, or the hash was written by other means) it is made anew.
 _ORDERED = """
-if redis.call('HLEN', KEYS[1]) ~= redis.call('ZCARD', KEYS[2]) then
+local count = redis.call('HLEN', KEYS[1])
+if redis.call('HGET', KEYS[1], '') then count = count - 1 end
+if count ~= redis.call('ZCARD', KEYS[2]) then
   redis.call('UNLINK', KEYS[2])
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('ZADD', KEYS[2], 0, name) end
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if name ~= '' then redis.call('ZADD', KEYS[2], 0, name) end
+  end
 end
 """
 
