@@ -209,7 +209,7 @@ def test_a_server_without_memory_left_never_makes_a_word_wrong(
                 break
     assert raw.info("stats")["evicted_keys"] > 0
     told = {*answers} - {(404, "expired"), (200, "expired"), (507, "store_full"), (200, "store_full")}
-    assert told <= {(409, "lease_lost")}, told
+    assert told <= {(409, "lease_lost"), (200, "lease_lost")}, told  # evicted while it was held
     assert "exact" in reasons
 
 
