@@ -25,8 +25,8 @@ def named_turn(store: Store, text: str) -> Manifest:
     newest = catalog.session(catalog.find(ref)).manifest
     if not at:
         return newest
-    if not (turn.isascii() and turn.isdigit()):
-        raise UsageError(f"{text!r}: after the @ belongs the number of a turn")
+    if not (turn.isascii() and turn.isdigit() and int(turn)):
+        raise UsageError(f"{text!r}: after the @ belongs the number of a turn, from 1 on")
     return _back(store, newest, int(turn))
 
 
@@ -35,12 +35,9 @@ def _back(store: Store, newest: Manifest, turn: int) -> Manifest:
     manifest = newest
     while manifest.generation > turn and manifest.parent is not None:
         try:
-            before = Manifest.decode(store.get(manifest.parent))
+            manifest = Manifest.decode(store.get(manifest.parent))
         except BlobMissing:
             break
-        if before.session != newest.session:  # of a fork the first turn's parent is where it came from
-            break
-        manifest = before
     if manifest.generation != turn:
         raise SessionNotFound(
             f"turn {turn} of session {newest.session} is not in the store: its turns"

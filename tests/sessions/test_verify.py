@@ -15,7 +15,7 @@ from engine.runner import Engine
 from engine.state import Rows, SequenceState
 from serialization.blobs import Store
 from serialization.manifest import Manifest
-from serialization.snapshot import write_state
+from serialization.snapshot import read_state, write_state
 from sessions.drift import Drift, drift_of
 from sessions.manager import SessionManager
 from sessions.stores.disk import DiskStore
@@ -46,8 +46,6 @@ def saved(engine: Engine, store: Store, length: int, turns: int = 1, pending: bo
 
 def altered(store: Store, manifest: Manifest, change: Callable[[torch.Tensor], None]) -> Manifest:
     """The same turn with other rows in its first part, as a kernel that computes otherwise would make it."""
-    from serialization.snapshot import read_state
-
     state = read_state(store, manifest)
     runs = []
     for run in state.rows:
@@ -92,9 +90,6 @@ def test_every_row_is_compared_and_equal_work_gives_equal_bits(
 def test_rows_of_another_meaning_are_drift_though_every_digest_is_right(
     engine: Engine, make_engine: MakeEngine, store: DiskStore
 ) -> None:
-    def scaled(rows: torch.Tensor) -> None:
-        rows.view(torch.bfloat16).mul_(-3)
-
     manifest = altered(store, saved(engine, store, 300), scaled)
     found = ask(make_engine(), store, manifest, count=8)
     assert found.drifted
@@ -162,27 +157,30 @@ def test_lengths_are_drawn_by_the_seed_alone(
     assert lengths(1) == lengths(1) != lengths(2)
 
 
-def test_the_engine_is_left_as_it_was(engine: Engine, store: DiskStore) -> None:
-    manifest = saved(engine, store, 300)
-    before = engine.known_prefix(manifest.tokens)
-    for _ in range(10):
-        ask(engine, store, manifest)
-    assert engine.known_prefix(manifest.tokens) == before
+def scaled(rows: torch.Tensor) -> None:
+    rows.view(torch.bfloat16).mul_(-3)
 
 
-def test_tokens_are_read_anew_though_memory_knows_them(engine: Engine, store: DiskStore) -> None:
+def test_nothing_of_what_is_in_question_stays_in_the_engine(
+    engine: Engine, make_engine: MakeEngine, store: DiskStore
+) -> None:
+    manifest, asked = altered(store, saved(engine, store, 300), scaled), make_engine()
+    for _ in range(10):  # more than there are sequences
+        assert ask(asked, store, manifest).drifted
+        assert asked.known_prefix(manifest.tokens) == 0
+
+
+def test_tokens_are_read_anew_though_memory_knows_them(
+    engine: Engine, make_engine: MakeEngine, store: DiskStore
+) -> None:
     """Rows in memory may be the stored ones: they prove nothing."""
-
-    def scaled(rows: torch.Tensor) -> None:
-        rows.view(torch.bfloat16).mul_(-3)
-
-    manifest = altered(store, saved(engine, store, 300), scaled)
-    from serialization.snapshot import read_state
-
-    engine.rewind(engine.create(), 0)
-    seq = engine.restore(read_state(store, manifest))
-    assert ask(engine, store, manifest, count=8).drifted
-    engine.close(seq)
+    manifest, asked = altered(store, saved(engine, store, 300), scaled), make_engine()
+    asked.close(asked.restore(read_state(store, manifest)))
+    assert asked.known_prefix(manifest.tokens) == 299
+    found = ask(asked, store, manifest, count=8)
+    assert found.drifted
+    first = found.parts[0].drift
+    assert first.num_differing > 0.9 * first.num_values
 
 
 def test_rows_behind_a_context_shift_are_not_asked(make_engine: MakeEngine, store: DiskStore) -> None:

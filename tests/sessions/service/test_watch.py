@@ -15,9 +15,11 @@ from engine.errors import ServiceUnreachable, UsageError
 from sessions.keys import ApiKeys
 from sessions.lease import acquire
 from sessions.manager import SessionManager
+from sessions.names import new_session_id
 from sessions.service.config import ServiceConfig
 from sessions.service.watch import Watch, Watched, rates
 from sessions.stores.disk import DiskStore
+from sessions.stores.memory import MemoryStore
 from sessions.watch import StoreWatch
 from tests.redis_server import free_port
 from tests.sessions.service.conftest import MakeBackend
@@ -169,3 +171,13 @@ def test_a_watched_store_tells_who_writes_and_what_was_saved(
     assert (again.saved, again.writing) == (0, ())
     with acquire(store, session.id, "somebody"):
         assert [each.holder for each in watch.look().writing] == ["somebody"]
+
+
+def test_a_lease_that_ended_is_nobodys() -> None:
+    clock = [1_000_000.0]
+    store = MemoryStore(clock=lambda: clock[0])
+    watch = StoreWatch(store)
+    acquire(store, new_session_id(), "who was killed", 10)
+    assert len(watch.look().writing) == 1
+    clock[0] += 11
+    assert watch.look().writing == ()
