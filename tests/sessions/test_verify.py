@@ -177,8 +177,8 @@ def test_tokens_are_read_anew_though_memory_knows_them(
     manifest, asked = altered(store, saved(engine, store, 300), scaled), make_engine()
     asked.close(asked.restore(read_state(store, manifest)))
     assert asked.known_prefix(manifest.tokens) == 299
-    found = ask(asked, store, manifest, count=8)
-    assert found.drifted
+    found = ask(asked, store, manifest, count=1)
+    assert found.samples[0].length > 150  # so much could have been shared
     first = found.parts[0].drift
     assert first.num_differing > 0.9 * first.num_values
 
