@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.errors import TenutoError
 from engine.runner import Engine
-from engine.state import SeqId, SequenceState
+from engine.state import Run, SeqId, SequenceState
 from serialization.manifest import Manifest
 
 #: the draft came back, too
@@ -21,15 +22,15 @@ def usable(engine: Engine, manifest: Manifest) -> Manifest:
     return replace(manifest, draft=None)
 
 
-def land(engine: Engine, state: SequenceState) -> tuple[SeqId, str | None]:
+def land(engine: Engine, state: SequenceState, runs: Sequence[Run] | None = None) -> tuple[SeqId, str | None]:
     """A live sequence of `state`, and why its draft is not there. One that the drafter has no room for does
-    not keep the target from going on. Raises as `Engine.restore`, of the target."""
+    not keep the target from going on. `runs` as in `Engine.restore`, and raises as it does, of the target."""
     try:
-        return engine.restore(state), None
+        return engine.restore(state, runs), None
     except TenutoError as error:
         if state.draft is None:
             raise
-        return engine.restore(replace(state, draft=None)), str(error)
+        return engine.restore(replace(state, draft=None), runs), str(error)
 
 
 def told(engine: Engine, manifest: Manifest, lost: str | None) -> str | None:

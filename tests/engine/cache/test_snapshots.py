@@ -13,7 +13,7 @@ from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.rows import RowBuffer, Slot
 from engine.cache.table import build_memory
-from engine.errors import EditRefused, NoSlot, StateError
+from engine.errors import Corrupt, EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
 from tests.engine.cache.harness import A, B, C, buffers, feed, held_rows, spec, visible, windowed_of
 
@@ -249,6 +249,65 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     assert memory.pos_max(B) is None
     assert windowed_of(memory).pos_max(B) is None
     assert memory.free_cells() == free
+
+
+class Lent:
+    """A run whose rows lie where those of all others do; that of `damaged` cannot be read."""
+
+    place: tuple[torch.Tensor, ...] = ()
+    damaged: Lent | None = None
+
+    def __init__(self, run: Rows) -> None:
+        self.kind, self.start, self.stop = run.kind, run.start, run.stop
+        self.run = run
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        for part in Lent.place:
+            part.fill_(255)
+        if self is Lent.damaged:
+            raise Corrupt("these rows are damaged")
+        Lent.place = self.kept().parts
+        return Lent.place
+
+    def kept(self) -> Rows:
+        return replace(self.run, parts=tuple(part.clone() for part in self.run.parts))
+
+
+def lent(rows: tuple[Rows, ...], cuts: tuple[int, ...]) -> tuple[Lent, ...]:
+    return tuple(Lent(piece) for run in rows for piece in pieces(run, cuts))
+
+
+def test_rows_are_copied_before_the_next_are_read() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    (_, one), (_, other) = iswa(), iswa()
+    one.restore(B, tokens, rows, points)
+    other.restore(B, tokens, lent(rows, (24, 32)), points)
+    assert [stored(other, layer, B) for layer in (0, 1)] == [stored(one, layer, B) for layer in (0, 1)]
+
+
+@pytest.mark.parametrize("damaged", range(6))
+def test_rows_that_cannot_be_read_leave_all_as_it_was(damaged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty sequence, and in place of one whose cells are written over."""
+    memory_spec, memory = iswa(num_cells=70)
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    memory.remove(A, 20, None)
+    runs = lent(rows, (24, 32))
+    assert len(runs) == 6
+    monkeypatch.setattr(Lent, "damaged", runs[damaged])
+    before, free = visible(memory), memory.free_cells()
+    held = [stored(memory, layer, A) for layer in (0, 1)]
+    for verb, seq in ((memory.restore, B), (memory.replace, A)):
+        with pytest.raises(Corrupt):
+            verb(seq, tokens, runs, points)
+        assert (visible(memory), memory.free_cells()) == (before, free)
+        assert [stored(memory, layer, A) for layer in (0, 1)] == held
+    monkeypatch.setattr(Lent, "damaged", None)
+    memory.replace(A, tokens, runs, points)
+    assert memory.tokens_at(A, 0, 40) == tokens
 
 
 @pytest.mark.parametrize("breaks_at", range(5))
