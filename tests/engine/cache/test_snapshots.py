@@ -15,7 +15,19 @@ from engine.cache.rows import RowBuffer, Slot
 from engine.cache.table import build_memory
 from engine.errors import Corrupt, EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
-from tests.engine.cache.harness import A, B, C, buffers, feed, held_rows, spec, visible, windowed_of
+from tests.engine.cache.harness import (
+    A,
+    B,
+    C,
+    Lent,
+    buffers,
+    feed,
+    held_rows,
+    pieces,
+    spec,
+    visible,
+    windowed_of,
+)
 
 WINDOW = 6
 TYPES = [("f32", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("q5_0", "bf16")]
@@ -105,15 +117,6 @@ def test_runs_go_straight_into_cells_and_these_are_contiguous_where_they_can_be(
         assert all(torch.equal(a, b[kept:]) for a, b in zip(run.parts, before.parts, strict=True))
     cells = memory._tables.base.cells_of(B)
     assert cells.tolist() == list(range(cells[0], cells[0] + 25))
-
-
-def pieces(run: Rows, at: tuple[int, ...]) -> list[Rows]:
-    """`run` cut at some positions."""
-    edges = [run.start, *(cut for cut in at if run.start < cut < run.stop), run.stop]
-    return [
-        Rows(run.kind, a, b, tuple(part[a - run.start : b - run.start] for part in run.parts))
-        for a, b in itertools.pairwise(edges)
-    ]
 
 
 def test_bytes_of_any_alignment_can_be_restored() -> None:
@@ -251,40 +254,13 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     assert memory.free_cells() == free
 
 
-class Lent:
-    """A run whose rows lie where those of all others do; that of `damaged` cannot be read."""
-
-    place: tuple[torch.Tensor, ...] = ()
-    damaged: Lent | None = None
-
-    def __init__(self, run: Rows) -> None:
-        self.kind, self.start, self.stop = run.kind, run.start, run.stop
-        self.run = run
-
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        for part in Lent.place:
-            part.fill_(255)
-        if self is Lent.damaged:
-            raise Corrupt("these rows are damaged")
-        Lent.place = self.kept().parts
-        return Lent.place
-
-    def kept(self) -> Rows:
-        return replace(self.run, parts=tuple(part.clone() for part in self.run.parts))
-
-
-def lent(rows: tuple[Rows, ...], cuts: tuple[int, ...]) -> tuple[Lent, ...]:
-    return tuple(Lent(piece) for run in rows for piece in pieces(run, cuts))
-
-
 def test_rows_are_copied_before_the_next_are_read() -> None:
     memory_spec, memory = iswa()
     tokens = grow(memory_spec, memory, 40)
     rows, points = memory.snapshot(A)
     (_, one), (_, other) = iswa(), iswa()
     one.restore(B, tokens, rows, points)
-    other.restore(B, tokens, lent(rows, (24, 32)), points)
+    other.restore(B, tokens, Lent.all(rows, (24, 32)), points)
     assert [stored(other, layer, B) for layer in (0, 1)] == [stored(one, layer, B) for layer in (0, 1)]
 
 
@@ -295,9 +271,9 @@ def test_rows_that_cannot_be_read_leave_all_as_it_was(damaged: int, monkeypatch:
     tokens = grow(memory_spec, memory, 40)
     rows, points = memory.snapshot(A)
     memory.remove(A, 20, None)
-    runs = lent(rows, (24, 32))
+    runs = Lent.all(rows, (24, 32))
     assert len(runs) == 6
-    monkeypatch.setattr(Lent, "damaged", runs[damaged])
+    runs[damaged].damaged = True
     before, free = visible(memory), memory.free_cells()
     held = [stored(memory, layer, A) for layer in (0, 1)]
     for verb, seq in ((memory.restore, B), (memory.replace, A)):
@@ -305,7 +281,7 @@ def test_rows_that_cannot_be_read_leave_all_as_it_was(damaged: int, monkeypatch:
             verb(seq, tokens, runs, points)
         assert (visible(memory), memory.free_cells()) == (before, free)
         assert [stored(memory, layer, A) for layer in (0, 1)] == held
-    monkeypatch.setattr(Lent, "damaged", None)
+    runs[damaged].damaged = False
     memory.replace(A, tokens, runs, points)
     assert memory.tokens_at(A, 0, 40) == tokens
 
