@@ -37,6 +37,7 @@ from engine.state import (
     Fingerprint,
     Layout,
     Pending,
+    Run,
     SamplerParams,
     SeqId,
     SequenceState,
@@ -333,20 +334,21 @@ class Engine:
             draft=None if drafter is None else drafter.snapshot(seq, record.tokens, since),
         )
 
-    def restore(self, state: SequenceState, scope: str = "") -> SeqId:
+    def restore(self, state: SequenceState, runs: Sequence[Run] | None = None, scope: str = "") -> SeqId:
         """A sequence that goes on where `state` stopped, all or nothing: the draft too, unless
-        `draft_refusal` says why not.
+        `draft_refusal` says why not. `runs` are its rows where it has none itself, read as they are put in
+        place.
 
-        Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError.
+        Raises FingerprintMismatch (naming the field), ContextFull, NoSlot, StateError, and what reading
+        raises.
         """
         vocab = self._model.vocab_size
         check_state(state, self.fingerprint, self.layout, vocab, self.n_ctx)
         seq, drafter = self._slots.open(state.sampler, scope), self._core.drafter
         try:
             if state.tokens:
-                self._slots.with_room(
-                    lambda: self._memory.restore(seq, state.tokens, state.rows, state.points)
-                )
+                rows = state.rows if runs is None else runs
+                self._slots.with_room(lambda: self._memory.restore(seq, state.tokens, rows, state.points))
             if drafter is not None:
                 drafter.cut(seq, 0)
                 if state.draft is not None and self.draft_refusal(state.draft.fingerprint) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,7 @@ from engine.runner import Engine
 from engine.scheduler import Options, Read
 from engine.slots import Resting
 from engine.speculative.base import Drafter
-from engine.state import Canary, Edge, Fingerprint, Layout, SamplerParams, SeqId, SequenceState, Span
+from engine.state import Canary, Edge, Fingerprint, Layout, Run, SamplerParams, SeqId, SequenceState, Span
 from engine.streams import Items, Stream
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
@@ -213,8 +214,11 @@ class SharedEngine:
     def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState:
         return self._driver.call(lambda engine: engine.snapshot(seq, since))
 
-    def restore(self, state: SequenceState) -> SeqId:
-        return self._driver.call(lambda engine: engine.restore(state, self.scope))
+    def restore(self, state: SequenceState, runs: Sequence[Run] | None = None) -> SeqId:
+        """See `Engine.restore`. All is read first, in this thread: others do not wait for a store."""
+        rows = state.rows if runs is None else tuple(run.kept() for run in runs)
+        whole = replace(state, rows=rows)
+        return self._driver.call(lambda engine: engine.restore(whole, scope=self.scope))
 
     def device_snapshot(self, seq: SeqId) -> DeviceState:
         return self._driver.call(lambda engine: engine.device_snapshot(seq))

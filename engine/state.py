@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, Protocol
 
 import torch
 
@@ -102,9 +102,32 @@ def parts_of(layout: Layout, kind: PartKind) -> Layout:
     return tuple(spec for spec in layout if spec.kind is kind)
 
 
+class Run(Protocol):
+    """`Rows` that are perhaps not read yet. What they are of is known before."""
+
+    @property
+    def kind(self) -> PartKind: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """As in `Rows`, and to be copied from at once: those of a run that is read only now are good until
+        parts of another one are asked for. Asked again, they are read again. Raises what reading raises."""
+        ...
+
+    def kept(self) -> Rows:
+        """The same for good."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of every part of one kind, for tokens [start, stop).
+    """Consecutive rows of every part of one kind, for tokens [start, stop). See `Run`, too.
 
     `parts[i]` belongs to the i-th spec of that kind in the layout: uint8 [num_rows, row_nbytes],
     contiguous, on the host or on the device.
@@ -118,6 +141,9 @@ class Rows:
     @property
     def nbytes(self) -> int:
         return sum(part.numel() for part in self.parts)
+
+    def kept(self) -> Rows:
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from engine.reading import FeedResult
 from engine.reply import Piece
 from engine.slots import Resting
 from engine.speculative.base import Drafter
-from engine.state import Canary, Edge, Fingerprint, SamplerParams, SeqId, SequenceState, Span
+from engine.state import Canary, Edge, Fingerprint, Run, SamplerParams, SeqId, SequenceState, Span
 from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ class Verbs(Protocol):
 
     def snapshot(self, seq: SeqId, since: int = 0) -> SequenceState: ...
 
-    def restore(self, state: SequenceState) -> SeqId: ...
+    def restore(self, state: SequenceState, runs: Sequence[Run] | None = None) -> SeqId: ...
 
     def draft_refusal(self, draft: Fingerprint | None) -> str | None: ...
 

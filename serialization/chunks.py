@@ -7,7 +7,7 @@ kind. Point state and logits are in frames of the same form (`points.py`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -22,7 +22,7 @@ from serialization.headers import Header, Part, Parts, Section, by_dtype
 from serialization.limits import MAX_BLOB_NBYTES, MAX_HEADER_NBYTES, MAX_RAW_NBYTES, refuse_above
 from serialization.pipelines import CodecSet
 from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
-from serialization.streams import Grid, Stream
+from serialization.streams import NEW, Buffers, Grid, Stream
 
 CHUNK_TOKENS = 256
 
@@ -79,13 +79,15 @@ def _pieces(
     return tuple(pieces)
 
 
-def decode_rows(data: Bytes, kind: PartKind, specs: Layout, start: int, stop: int) -> Rows:
+def decode_rows(
+    data: Bytes, kind: PartKind, specs: Layout, start: int, stop: int, buffers: Buffers = NEW
+) -> Rows:
     """The rows of a blob that must hold tokens [start, stop) of these specs. Digests are checked before.
 
-    The parts are views of one buffer of the decoded size. Raises Corrupt when the blob holds something
+    The parts are views of memory taken from `buffers`. Raises Corrupt when the blob holds something
     else, and StateErrors as `decode_frame`.
     """
-    frame = decode_frame(data, kind.value, start, stop, row_parts(specs, start, stop))
+    frame = decode_frame(data, kind.value, start, stop, row_parts(specs, start, stop), buffers)
     return Rows(kind, start, stop, frame.tensors)
 
 
@@ -115,7 +117,9 @@ def encode_frame(
     return b"".join([head, *(stream.data for stream in payload)])
 
 
-def decode_frame(data: Bytes, kind: str, start: int, stop: int, parts: Parts) -> Frame:
+def decode_frame(
+    data: Bytes, kind: str, start: int, stop: int, parts: Parts, buffers: Buffers = NEW
+) -> Frame:
     """The rows of a blob that must hold just this. Digests are checked before.
 
     Nothing is allocated before every size in the header agrees with `parts` and with the bytes there are.
@@ -128,7 +132,7 @@ def decode_frame(data: Bytes, kind: str, start: int, stop: int, parts: Parts) ->
         )
     if header.parts != parts:
         raise Corrupt("a blob whose parts are not those of the layout")
-    return Frame(kind, start, stop, parts, _decoded(header, payload))
+    return Frame(kind, start, stop, parts, _decoded(header, payload, buffers))
 
 
 def read_header(data: Bytes) -> Header:
@@ -171,7 +175,7 @@ def _joined(nbytes: int, pieces: Sequence[torch.Tensor]) -> Stream:
     return joined
 
 
-def _decoded(header: Header, payload: memoryview) -> tuple[torch.Tensor, ...]:
+def _decoded(header: Header, payload: memoryview, buffers: Buffers) -> tuple[torch.Tensor, ...]:
     """The rows of each part, as views of one tensor for each section."""
     tensors: dict[int, torch.Tensor] = {}
     at = 0
@@ -181,10 +185,26 @@ def _decoded(header: Header, payload: memoryview) -> tuple[torch.Tensor, ...]:
             streams.append(np.frombuffer(payload[at : at + nbytes], np.uint8))
             at += nbytes
         members = [header.parts[index] for index in indices]
-        decoded = pipelines.decode(streams, section.pipeline, _grid(section.dtype, members))
-        # rows that were stored as they are must not keep, or be, the read-only blob
-        buffer = torch.from_numpy(decoded if decoded.flags.writeable else decoded.copy())
-        views = torch.split(buffer, [part.nbytes for part in members])
-        for index, part, view in zip(indices, members, views, strict=True):
-            tensors[index] = view.view(part.num_rows, part.row_nbytes)
+        decoded = pipelines.decode(streams, section.pipeline, _grid(section.dtype, members), buffers)
+        views = _views(torch.from_numpy(_owned(decoded, buffers)), members)
+        tensors.update(zip(indices, views, strict=True))
     return tuple(tensors[index] for index in range(len(header.parts)))
+
+
+def _views(section: torch.Tensor, parts: Sequence[Part]) -> Iterator[torch.Tensor]:
+    """The rows of each part. Equal parts are taken apart at once: most models have many."""
+    at = 0
+    for part, same in groupby(parts):
+        count = len(list(same))
+        run = section[at : at + count * part.nbytes].view(count, part.num_rows, part.row_nbytes)
+        at += run.numel()
+        yield from run.unbind()
+
+
+def _owned(section: Stream, buffers: Buffers) -> Stream:
+    """Rows that were stored as they are must not keep, or be, the read-only blob."""
+    if section.flags.writeable:
+        return section
+    owned = buffers.take(len(section))
+    owned[:] = section
+    return owned

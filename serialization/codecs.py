@@ -16,7 +16,7 @@ import zstandard
 from engine.errors import Corrupt, UnknownFeature
 from serialization.floats import ChannelOffset, FloatSplit
 from serialization.limits import MAX_FIELD_NBYTES, MAX_STREAMS
-from serialization.streams import Codec, Grid, Stream, Streams, expected
+from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams, expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Fields:
         cuts = np.cumsum(self.field_nbytes)[:-1]
         return [np.ascontiguousarray(field).reshape(-1) for field in np.split(blocks, cuts, axis=1)]
 
-    def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams:
+    def decode(self, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers = NEW) -> Streams:
         streams = expected(streams, self.sizes(sizes, grid))
-        out = np.empty(sizes[0], np.uint8)
+        out = buffers.take(sizes[0])
         blocks, at = out.reshape(-1, sum(self.field_nbytes)), 0
         for stream, nbytes in zip(streams, self.field_nbytes, strict=True):
             blocks[:, at : at + nbytes] = stream.reshape(-1, nbytes)
@@ -88,8 +88,8 @@ class Entropy:
     def encode(self, streams: Streams, grid: Grid) -> Streams:
         return [_packed(mode, stream) for mode, stream in zip(self.modes, streams, strict=True)]
 
-    def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams:
-        return [_unpacked(stream, size) for stream, size in zip(streams, sizes, strict=True)]
+    def decode(self, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers = NEW) -> Streams:
+        return [_unpacked(stream, size, buffers) for stream, size in zip(streams, sizes, strict=True)]
 
 
 def _packed(mode: str, stream: Stream) -> Stream:
@@ -100,7 +100,7 @@ def _packed(mode: str, stream: Stream) -> Stream:
     return np.frombuffer(packed, np.uint8) if len(packed) < len(stream) else stream
 
 
-def _unpacked(stream: Stream, nbytes: int) -> Stream:
+def _unpacked(stream: Stream, nbytes: int, buffers: Buffers) -> Stream:
     """`nbytes` bytes, from a frame that says so before anything is allocated."""
     if len(stream) == nbytes:
         return stream
@@ -110,12 +110,31 @@ def _unpacked(stream: Stream, nbytes: int) -> Stream:
         frame = zstandard.get_frame_parameters(stream.data)
         if frame.content_size != nbytes or frame.dict_id:
             raise Corrupt("codec entropy: a frame of another size than the rows need")
-        found = zstandard.ZstdDecompressor().decompress(stream.data, nbytes, allow_extra_data=False)
+        if _frame_nbytes(stream, frame.has_checksum) != len(stream):
+            raise Corrupt("codec entropy: more than one frame, or less")
+        found = buffers.take(nbytes)
+        with zstandard.ZstdDecompressor().stream_reader(stream.data) as reader:
+            num_found = reader.readinto(found.data)
     except zstandard.ZstdError as error:
         raise Corrupt(f"codec entropy: {error}") from error
-    if len(found) != nbytes:
+    if num_found != nbytes:
         raise Corrupt("codec entropy: a frame that is cut off")
-    return np.frombuffer(found, np.uint8)
+    return found
+
+
+def _frame_nbytes(stream: Stream, has_checksum: bool) -> int:
+    """How long the frame is that `stream` begins with, by the headers of its blocks (RFC 8878, 3.1.1): into a
+    given buffer the library unpacks as a stream alone, and then does not tell what follows."""
+    at, last = zstandard.frame_header_size(stream.data), False
+    while not last and at < len(stream):
+        header = int.from_bytes(stream[at : at + _BLOCK_HEADER].tobytes(), "little")
+        last, block_type, nbytes = bool(header & 1), header >> 1 & 3, header >> 3
+        at += _BLOCK_HEADER + (1 if block_type == _ONE_BYTE_REPEATED else nbytes)
+    return at + (_CHECKSUM if has_checksum else 0)
+
+
+_BLOCK_HEADER, _CHECKSUM = 3, 4
+_ONE_BYTE_REPEATED = 1
 
 
 def _float_split(config: Mapping[str, object]) -> Codec:

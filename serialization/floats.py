@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import Corrupt
-from serialization.streams import Grid, Stream, Streams, expected
+from serialization.streams import NEW, Buffers, Grid, Stream, Streams, expected
 
 #: values that are put together at a time: what a core's own cache holds
 _TILE = 131_072
@@ -53,9 +53,9 @@ class FloatSplit:
         planes[2] = wide & 0xFF
         return [((wide >> 23) & 0xFF).astype(np.uint8), planes.reshape(-1)]
 
-    def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams:
+    def decode(self, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers = NEW) -> Streams:
         exponent, rest = expected(streams, self.sizes(sizes, grid))
-        out = np.empty(sizes[0], np.uint8)
+        out = buffers.take(sizes[0])
         join = _join_halves if self.word == 2 else _join_words
         join(exponent, rest, out)
         return [out]
@@ -121,9 +121,9 @@ class ChannelOffset:
             np.subtract(values, taken, out=result)
         return [exponent, *streams[1:], offsets]
 
-    def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams:
+    def decode(self, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers = NEW) -> Streams:
         streams = expected(streams, self.sizes(sizes, grid))
-        exponent = np.empty_like(streams[0])
+        exponent = buffers.take(len(streams[0]))
         for values, taken, result in zip(
             _by_run(streams[0], grid),
             _offsets_by_run(streams[-1], grid),

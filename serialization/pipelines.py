@@ -11,7 +11,7 @@ import numpy as np
 from engine.errors import ConfigError, Corrupt
 from serialization.codecs import Entropy, Fields
 from serialization.floats import ChannelOffset, FloatSplit
-from serialization.streams import Codec, Grid, Stream, Streams
+from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams
 
 Pipeline = tuple[Codec, ...]
 
@@ -66,8 +66,8 @@ def encode(section: Stream, pipeline: Pipeline, grid: Grid) -> tuple[Pipeline, S
     return (), [section]
 
 
-def decode(streams: Streams, pipeline: Pipeline, grid: Grid) -> Stream:
-    """The section, `grid.nbytes` long; a view of `streams` where nothing was encoded.
+def decode(streams: Streams, pipeline: Pipeline, grid: Grid, buffers: Buffers = NEW) -> Stream:
+    """The section, `grid.nbytes` long, in `buffers`; a view of `streams` where nothing was encoded.
 
     Raises Corrupt if the streams do not make a section of just that size.
     """
@@ -79,7 +79,7 @@ def decode(streams: Streams, pipeline: Pipeline, grid: Grid) -> Stream:
     if len(streams) != len(before[-1]):
         raise Corrupt("a section with another number of streams than its codecs make")
     for codec, sizes in zip(reversed(pipeline), reversed(before[:-1]), strict=True):
-        streams = codec.decode(streams, sizes, grid)
+        streams = codec.decode(streams, sizes, grid, buffers)
         if [len(stream) for stream in streams] != sizes:
             raise Corrupt(f"codec {codec.name}: streams of the wrong size")
     if len(streams[0]) != grid.nbytes:

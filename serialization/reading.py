@@ -13,6 +13,7 @@ from serialization.chunks import decode_rows, rows_nbytes
 from serialization.points import decode_point, point_nbytes
 from serialization.refs import ROW_KINDS, BlobRef, ChunkBlob, ChunkRef, Stored
 from serialization.resume import window_floor, window_runs
+from serialization.streams import NEW, Buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,22 @@ class Reader:
         return wanted
 
     def rows(self, wanted: Wanted) -> Rows:
+        return self.decoded(wanted, self.fetched(wanted))
+
+    def fetched(self, wanted: Wanted) -> bytes:
+        """The blob of these rows, as stored; nothing where they are no rows at all."""
+        return b"" if wanted.blob is None else get(self.store, wanted.blob.ref)
+
+    def decoded(self, wanted: Wanted, data: bytes, buffers: Buffers = NEW) -> Rows:
+        """The rows of what was fetched, in memory of `buffers`."""
         specs = parts_of(self.stored.layout, wanted.kind)
         start, stop = wanted.start, wanted.stop
         if wanted.blob is None:
             none = tuple(torch.empty((0, spec.row_nbytes), dtype=torch.uint8) for spec in specs)
             return Rows(wanted.kind, start, stop, none)
-        data = get(self.store, wanted.blob.ref)
-        whole = decode_rows(data, wanted.kind, specs, wanted.blob.start, wanted.chunk.stop)
+        whole = decode_rows(data, wanted.kind, specs, wanted.blob.start, wanted.chunk.stop, buffers)
+        if (start, stop) == (whole.start, whole.stop):
+            return whole
         parts = (
             part[spec.num_rows(whole.start, start) : spec.num_rows(whole.start, stop)]
             for spec, part in zip(specs, whole.parts, strict=True)

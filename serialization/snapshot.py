@@ -6,11 +6,13 @@ state goes the same way as its target's, in the same save.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from engine.errors import BlobMissing, Corrupt
-from engine.state import DraftState, Edge, NextLogits, Pending, SequenceState
+from engine.state import DraftState, Edge, NextLogits, Pending, Run, SequenceState
+from serialization.arriving import ArrivingRows
 from serialization.blobs import BlobClass, BlobId, Store, short
 from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest, StoredEdge
@@ -176,12 +178,34 @@ def read_state(
     require_resumable(manifest, length)
     reader = Reader(store, manifest, length)
     rows = in_order(reader.rows, reader.wanted(), workers)
+    return replace(_but_rows(reader, manifest, workers, num_points), rows=tuple(rows))
+
+
+@contextmanager
+def arriving_state(
+    store: Store, manifest: Manifest, length: int | None = None, workers: int = 4, num_points: int = 1
+) -> Iterator[tuple[SequenceState, tuple[Run, ...]]]:
+    """What `read_state` gives, but its rows apart and not read yet: `Engine.restore` puts them in place as
+    they come, so that they are never in memory twice.
+
+    Blobs are fetched ahead by one thread, and by up to `workers` where the store is slow. Raises as
+    `read_state`, and of rows when they are read.
+    """
+    length = manifest.length if length is None else length
+    require_resumable(manifest, length)
+    reader = Reader(store, manifest, length)
+    with ArrivingRows(reader, workers) as rows:
+        yield _but_rows(reader, manifest, workers, num_points), rows.runs
+
+
+def _but_rows(reader: Reader, manifest: Manifest, workers: int, num_points: int) -> SequenceState:
+    store, length = reader.store, reader.length
     whole = length == manifest.length
     return SequenceState(
         layout=manifest.layout,
         fingerprint=manifest.fingerprint,
         tokens=manifest.tokens[:length],
-        rows=tuple(rows),
+        rows=(),
         points=reader.points(num_points),
         spans=spans_within(manifest.spans, 0, length),
         edge=_read_edge(store, manifest, length),

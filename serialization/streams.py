@@ -33,12 +33,58 @@ class Grid:
         return self.num_values // values * nbytes
 
 
+class Buffers(Protocol):
+    """Where what is decoded lies."""
+
+    def take(self, nbytes: int) -> Stream:
+        """uint8 [nbytes] with anything in it."""
+        ...
+
+
+class NewBuffers:
+    """Memory of its own for everything that is decoded."""
+
+    def take(self, nbytes: int) -> Stream:
+        return np.empty(nbytes, np.uint8)
+
+
+NEW = NewBuffers()
+
+
+class Scratch:
+    """Memory for one decoding after another, by one thread at a time: the first touch of fresh pages costs as
+    much as what is decoded into them. It is taken piece by piece, and given back all at once."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Room for `nbytes` in one piece, of which the system gives what is touched; what goes beyond it has
+        memory of its own."""
+        self._room = NEW.take(nbytes)
+        self._taken = 0
+
+    def take(self, nbytes: int) -> Stream:
+        """See `Buffers`. It is its taker's until `begin`."""
+        start = -(-self._taken // _ALIGNMENT) * _ALIGNMENT
+        if start + nbytes > len(self._room):
+            return NEW.take(nbytes)
+        self._taken = start + nbytes
+        return self._room[start : start + nbytes]
+
+    def begin(self) -> None:
+        """Everything is free again: what was taken before will be written over."""
+        self._taken = 0
+
+
+#: bytes; a processor's cache line
+_ALIGNMENT = 64
+
+
 class Codec(Protocol):
     """One reversible step.
 
     `sizes` tells the streams' sizes after the step from those before (for an entropy step: unpacked);
     `decode(streams, sizes, grid)` gets the sizes before the step and returns streams of just those sizes,
-    or raises Corrupt. Streams that are given are never changed; they may be handed on.
+    or raises Corrupt. Streams that are given are never changed; they may be handed on. What it makes lies in
+    memory that it takes from `buffers`.
     """
 
     @property
@@ -51,7 +97,7 @@ class Codec(Protocol):
 
     def encode(self, streams: Streams, grid: Grid) -> Streams: ...
 
-    def decode(self, streams: Streams, sizes: list[int], grid: Grid) -> Streams: ...
+    def decode(self, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers = NEW) -> Streams: ...
 
 
 def expected(streams: Streams, sizes: list[int]) -> Streams:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.errors import TenutoError
-from engine.state import SeqId, SequenceState
+from engine.state import Run, SeqId, SequenceState
 from engine.verbs import Verbs
 from serialization.manifest import Manifest
 
@@ -21,15 +22,15 @@ def usable(engine: Verbs, manifest: Manifest) -> Manifest:
     return replace(manifest, draft=None)
 
 
-def land(engine: Verbs, state: SequenceState) -> tuple[SeqId, str | None]:
+def land(engine: Verbs, state: SequenceState, runs: Sequence[Run] | None = None) -> tuple[SeqId, str | None]:
     """A live sequence of `state`, and why its draft is not there. One that the drafter has no room for does
-    not keep the target from going on. Raises as `Engine.restore`, of the target."""
+    not keep the target from going on. `runs` as in `Engine.restore`, and raises as it does, of the target."""
     try:
-        return engine.restore(state), None
+        return engine.restore(state, runs), None
     except TenutoError as error:
         if state.draft is None:
             raise
-        return engine.restore(replace(state, draft=None)), str(error)
+        return engine.restore(replace(state, draft=None), runs), str(error)
 
 
 def told(engine: Verbs, manifest: Manifest, lost: str | None) -> str | None:

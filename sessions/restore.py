@@ -21,7 +21,7 @@ from engine.verbs import Verbs
 from serialization.blobs import Store
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
-from serialization.snapshot import read_state
+from serialization.snapshot import arriving_state, read_state
 from sessions.drafts import land, told, usable
 from sessions.policy import Policy
 from sessions.reduce import has_rows
@@ -187,8 +187,9 @@ def _from_rows(engine: Verbs, store: Store, manifest: Manifest, policy: Policy) 
         return _Came(engine.create(manifest.sampler), Reason.NO_CHECKPOINT, 0, "", again)
     same_build = dict(manifest.fingerprint.making) == dict(engine.fingerprint.making)
     # A canary is computed from the checkpoint before the last.
-    state = read_state(store, usable(engine, manifest), length, num_points=1 if same_build else 2)
-    seq, lost = land(engine, state)
+    wanted, num_points = usable(engine, manifest), 1 if same_build else 2
+    with arriving_state(store, wanted, length, num_points=num_points) as (state, runs):
+        seq, lost = land(engine, state, runs)
     if state.draft is None:
         lost = "its memory cannot go on from there"
     draft = told(engine, manifest, lost)

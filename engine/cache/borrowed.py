@@ -6,7 +6,7 @@ They see that model's cells by reference, and a token of theirs takes none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -15,7 +15,7 @@ from engine.batch import Batch, Ints, Segment, Ubatch, counts_of, split_simple
 from engine.cache.memory import KEYS, Chosen, Held, View
 from engine.cache.parts_memory import PartsMemory
 from engine.errors import BatchRefused, ConfigError, EditRefused, StateError
-from engine.state import Layout, Point, Rows, SeqId
+from engine.state import Layout, Point, Rows, Run, SeqId
 
 
 class BorrowedMemory:
@@ -114,14 +114,14 @@ class BorrowedMemory:
         return (), ()
 
     def restore(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """Nothing, before or after the source is restored. Raises StateError for rows or point state."""
         if rows or points:
             raise StateError(f"the state has rows for a memory that has none: {READ_ONLY}")
 
     def replace(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """As `restore`."""
         self.restore(seq, tokens, rows, points)

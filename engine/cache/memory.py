@@ -18,7 +18,7 @@ import torch
 
 from engine.batch import Batch, Ints, Segment, Ubatch
 from engine.rope import Rotary
-from engine.state import Layout, Point, Rows, SeqId
+from engine.state import Layout, Point, Rows, Run, SeqId
 
 #: In place of the id of a token that has none: media, and what comes before the first token.
 NULL_TOKEN = -1
@@ -364,18 +364,19 @@ class Memory(Protocol):
         ...
 
     def restore(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """Fill the empty sequence `seq` with the rows of `tokens`; `rows` holds consecutive runs of each
-        kind, copied straight into the cells. All or nothing: after an error the sequence is empty.
-        Raises NoSlot, StateError if rows or point state that are needed are missing or misshapen."""
+        kind, whose parts are asked for once and one after the other, and copied straight into the cells. All
+        or nothing: after an error the sequence is empty. Raises NoSlot (before anything is read), StateError
+        if rows or point state that are needed are missing or misshapen, and what reading raises."""
         ...
 
     def replace(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """As `restore`, in place of what the sequence has, whose cells can be taken for it. All or nothing:
-        after an error it has that still. Raises NoSlot, StateError."""
+        after an error it has that still. Raises as `restore`."""
         ...
 
     def tokens_at(self, seq: SeqId, start: int, stop: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Which parts there are is the model's to say and the table of kinds' to check; no
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from engine.cache.snapshots import check_points, restore_parts, snapshot_rows
 from engine.cache.trail import Steps, Trails
 from engine.cache.view import PartsView
 from engine.errors import BatchRefused, EditRefused
-from engine.state import Layout, Point, Rows, SeqId
+from engine.state import Layout, Point, Rows, Run, SeqId
 
 
 class PartsMemory:
@@ -371,7 +371,7 @@ class PartsMemory:
         return (*earlier, Point(length, self._freeze(seq)))
 
     def restore(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         self._idle()
         if self._length(seq):
@@ -379,7 +379,7 @@ class PartsMemory:
         self.replace(seq, tokens, rows, points)
 
     def replace(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         self._idle()
         length, before = len(tokens), self._freeze(seq)

@@ -85,6 +85,7 @@ class RowBuffer:
             self._data = torch.zeros((num_cells, num_heads, head_size), dtype=PLAIN[dtype], device=device)
         else:
             self._data = torch.zeros((num_cells, self.row_nbytes), dtype=torch.uint8, device=device)
+        self._bytes = self._data.flatten(1).view(torch.uint8).numpy() if device.type == "cpu" else None
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -135,6 +136,10 @@ class RowBuffer:
         """Put bytes back that `read_bytes` gave, here or elsewhere."""
         data = self._data
         if not self.num_heads:
+            return
+        if self._bytes is not None and slot.index is None:
+            # A plain copy. torch divides it among threads, which is slow where others are at work.
+            self._bytes[slot.start : slot.stop] = stored.numpy()
             return
         if stored.data_ptr() % data.element_size() or stored.storage_offset() % data.element_size():
             stored = stored.clone()

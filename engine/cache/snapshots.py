@@ -16,7 +16,7 @@ from engine.cache.plan import Undo
 from engine.cache.points import Frozen
 from engine.cache.rows import Slot
 from engine.errors import StateError
-from engine.state import PartKind, Point, Rows, SeqId
+from engine.state import PartKind, Point, Rows, Run, SeqId
 
 Stored = RowsPart | BlocksPart
 
@@ -45,13 +45,13 @@ def restore_parts(
     tables: Tables,
     seq: SeqId,
     tokens: tuple[int, ...],
-    rows: tuple[Rows, ...],
+    rows: Sequence[Run],
     needed_from: int,
 ) -> None:
     """Put `rows` in place of what `seq` has; window rows must reach back to `needed_from`.
 
-    Everything is checked, and all cells found, before anything changes; what breaks off then is undone, rows
-    that were written over included. Raises NoSlot, StateError.
+    What the runs are of is checked, and all cells found, before anything is read or changes; what breaks off
+    then is undone, rows that were written over included. Raises NoSlot, StateError, and what reading raises.
     """
     length = len(tokens)
     known = {part.spec.kind for part in parts.stored}
@@ -118,7 +118,7 @@ def _fill(
     found: Mapping[int, _Found],
     seq: SeqId,
     tokens: tuple[int, ...],
-    rows: tuple[Rows, ...],
+    rows: Sequence[Run],
     undo: Undo,
 ) -> None:
     """Put tokens and rows into the cells that were found."""
@@ -129,20 +129,27 @@ def _fill(
         seqs = np.full(len(each.cells), seq)
         undo.metadata.append((each.table, each.table.occupy(each.cells, seqs, positions, ids[last], None)))
     for run in rows:
-        for part, stored in zip(_members(parts, run.kind), run.parts, strict=True):
-            each = found[id(part.table)]
-            slot = each.slot(run.start, run.stop, part.buffer.device)
+        members, read = _members(parts, run.kind), run.parts
+        _check_parts(members, run, read)
+        slots: dict[int, Slot] = {}
+        for part, stored in zip(members, read, strict=True):
+            key = id(part.table)
+            if key not in slots:
+                slots[key] = found[key].slot(run.start, run.stop, part.buffer.device)
+            slot, num_rows = slots[key], len(stored)
+            if num_rows > len(slot):
+                stored = stored[num_rows - len(slot) :]
             if len(slot):
-                part.buffer.write_bytes(slot, stored[len(stored) - len(slot) :])
+                part.buffer.write_bytes(slot, stored)
 
 
 def _members(parts: Parts, kind: PartKind) -> tuple[Stored, ...]:
     return tuple(part for part in parts.stored if part.spec.kind is kind)
 
 
-def _check_runs(members: Sequence[Stored], runs: Sequence[Rows], length: int, latest: int) -> int:
-    """The first position that `runs` cover. Raises StateError unless they are well-formed, consecutive,
-    begin at `latest` or before, and end at `length`."""
+def _check_runs(members: Sequence[Stored], runs: Sequence[Run], length: int, latest: int) -> int:
+    """The first position that `runs` cover. Raises StateError unless they are consecutive, begin at `latest`
+    or before, and end at `length`."""
     kind = members[0].spec.kind
     at = runs[0].start if runs else length
     if at > latest:
@@ -151,16 +158,20 @@ def _check_runs(members: Sequence[Stored], runs: Sequence[Rows], length: int, la
     for run in runs:
         if run.start != at or run.stop < run.start:
             raise StateError(f"{kind} rows [{run.start}, {run.stop}) do not follow those up to {at}")
-        if len(run.parts) != len(members):
-            raise StateError(f"{kind} rows have {len(run.parts)} parts, not {len(members)}")
-        for part, stored in zip(members, run.parts, strict=True):
-            shape = (part.spec.num_rows(run.start, run.stop), part.spec.row_nbytes)
-            if stored.dtype != torch.uint8 or tuple(stored.shape) != shape:
-                raise StateError(f"part {part.spec.name}: {stored.dtype} {tuple(stored.shape)}, not {shape}")
         at = run.stop
     if at != length:
         raise StateError(f"{kind} rows end at {at}, and there are {length} tokens")
     return first
+
+
+def _check_parts(members: Sequence[Stored], run: Run, read: Sequence[torch.Tensor]) -> None:
+    """Raises StateError unless there are as many rows of every part as `run` is of."""
+    if len(read) != len(members):
+        raise StateError(f"{run.kind} rows have {len(read)} parts, not {len(members)}")
+    for part, stored in zip(members, read, strict=True):
+        shape = (part.spec.num_rows(run.start, run.stop), part.spec.row_nbytes)
+        if stored.dtype != torch.uint8 or tuple(stored.shape) != shape:
+            raise StateError(f"part {part.spec.name}: {stored.dtype} {tuple(stored.shape)}, not {shape}")
 
 
 def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:

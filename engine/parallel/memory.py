@@ -7,6 +7,8 @@ what cannot be done. What is told goes out together with what needs an answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -18,7 +20,7 @@ from engine.parallel.messages import Apply, Commit, Edit, Plan, Restore, Rollbac
 from engine.parallel.signals import Deferral, undivided
 from engine.parallel.slices import Slices
 from engine.parallel.wire import Wire
-from engine.state import Layout, Point, Rows, SeqId, parts_of
+from engine.state import Layout, Point, Rows, Run, SeqId, parts_of
 
 
 class ParallelMemory:
@@ -121,21 +123,23 @@ class ParallelMemory:
         return Rows(run.kind, run.start, run.stop, tuple(parts))
 
     def restore(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """See `memory.Memory`. Every rank gets its heads. Raises RankLost too, and then the sequence is not
         empty; but nothing can be done with it any more."""
-        self._slices.check(rows, points)
-        self._local.restore(seq, tokens, self._slices.cut(rows, 0), points)
-        self._scatter("restore", seq, tokens, rows, points)
+        kept = tuple(run.kept() for run in rows)
+        self._slices.check(kept, points)
+        self._local.restore(seq, tokens, self._slices.cut(kept, 0), points)
+        self._scatter("restore", seq, tokens, kept, points)
 
     def replace(
-        self, seq: SeqId, tokens: tuple[int, ...], rows: tuple[Rows, ...], points: tuple[Point, ...]
+        self, seq: SeqId, tokens: tuple[int, ...], rows: Sequence[Run], points: tuple[Point, ...]
     ) -> None:
         """See `memory.Memory`, and `restore`."""
-        self._slices.check(rows, points)
-        self._local.replace(seq, tokens, self._slices.cut(rows, 0), points)
-        self._scatter("replace", seq, tokens, rows, points)
+        kept = tuple(run.kept() for run in rows)
+        self._slices.check(kept, points)
+        self._local.replace(seq, tokens, self._slices.cut(kept, 0), points)
+        self._scatter("replace", seq, tokens, kept, points)
 
     def _scatter(
         self,

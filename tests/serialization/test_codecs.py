@@ -215,6 +215,21 @@ def test_a_stream_that_is_not_just_the_frame_it_should_be_is_refused(stream: Str
         Entropy(("zstd-1",)).decode([stream], [1000], Grid("bf16", ()))
 
 
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("level", [1, 19])
+def test_any_frame_of_the_right_size_is_read(level: int, checksum: bool) -> None:
+    """Of several blocks: noise, what repeats one byte, and what shrinks."""
+    noise = random_bits(200_000, 1, 255).tobytes()
+    data = noise + bytes(300_000) + b"again and again " * 20_000
+    made = zstandard.ZstdCompressor(level=level, write_checksum=checksum).compress(data)
+    entropy = Entropy(("zstd-1",))
+    (found,) = entropy.decode([np.frombuffer(made, np.uint8)], [len(data)], Grid("bf16", ()))
+    assert found.tobytes() == data
+    for wrong in (made[:-1], made + made, made[:150_000]):
+        with pytest.raises(Corrupt):
+            entropy.decode([np.frombuffer(wrong, np.uint8)], [len(data)], Grid("bf16", ()))
+
+
 CODECS: list[Codec] = [
     FloatSplit(2),
     FloatSplit(4),

@@ -287,3 +287,33 @@ def test_only_rows_are_ever_forgotten_by_gc(manager: SessionManager, chat: Conve
     manifest = manager.manifest("chat")
     assert [m.text for m in manifest.messages] == [m.text for m in chat.messages]
     assert not [ref for ref in manifest.blobs() if blob_class(ref.blob) is BlobClass.ROWS]
+
+
+@pytest.mark.parametrize("fault", [Corrupt, BlobMissing])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_is_wrong_with_one_chunk_of_many_leaves_nothing_of_the_others(
+    manager: SessionManager, store: DiskStore, tmp_path: Path, at: int, fault: type[StateError]
+) -> None:
+    """Those before it are in place by then."""
+    engine, tokens = manager.engine, [number % 200 for number in range(700)]
+    seq, session = engine.create(), manager.create("chat")
+    engine.feed(seq, tokens)
+    engine.choose(seq)
+    manager.save(session, seq, ())
+    following = [engine.decode([seq])[seq] for _ in range(5)]
+    session.close()
+    engine.rewind(seq, 0)
+    engine.close(seq)
+    path = files(store, tmp_path / "store")[manager.manifest("chat").chunks[at].blobs[0].ref.blob]
+    good = path.read_bytes()
+    if fault is Corrupt:
+        spoil(path, flip(good, 8 * len(good) // 2))
+    else:
+        path.unlink()
+    resume_fails(manager, fault)
+    spoil(path, good)
+    session = manager.open("chat")
+    again, result = manager.resume(session)
+    assert (result.reason, result.restored) == (Reason.EXACT, 700)
+    assert [engine.decode([again])[again] for _ in range(5)] == following
+    session.close()

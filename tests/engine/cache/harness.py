@@ -6,8 +6,9 @@ the content of every cell can be told from (token, position) alone, and a row ou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -28,8 +29,9 @@ from engine.cache.memory import (
 )
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.rows import RowBuffer, Slot
+from engine.errors import Corrupt
 from engine.rope import Rotary
-from engine.state import PartKind, SeqId
+from engine.state import PartKind, Rows, SeqId
 
 CPU = torch.device("cpu")
 A, B, C = SeqId(0), SeqId(1), SeqId(2)
@@ -242,3 +244,39 @@ def visible(memory: PartsMemory, num_seqs: int = 3) -> list[object]:
 
 def kinds_of(memory: PartsMemory) -> set[PartKind]:
     return {part.kind for part in memory.layout}
+
+
+def pieces(run: Rows, at: tuple[int, ...]) -> list[Rows]:
+    """`run` cut at some positions."""
+    edges = [run.start, *(cut for cut in at if run.start < cut < run.stop), run.stop]
+    return [
+        Rows(run.kind, a, b, tuple(part[a - run.start : b - run.start] for part in run.parts))
+        for a, b in itertools.pairwise(edges)
+    ]
+
+
+class Lent:
+    """See `engine.state.Run`: its rows are spoilt as soon as those of another run are asked for."""
+
+    _last: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, run: Rows) -> None:
+        self.kind, self.start, self.stop = run.kind, run.start, run.stop
+        self.damaged = False
+        self._run = run
+
+    @classmethod
+    def all(cls, rows: Sequence[Rows], cuts: tuple[int, ...]) -> tuple[Lent, ...]:
+        return tuple(cls(piece) for run in rows for piece in pieces(run, cuts))
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        for part in Lent._last:
+            part.fill_(255)
+        Lent._last = self.kept().parts
+        return Lent._last
+
+    def kept(self) -> Rows:
+        if self.damaged:
+            raise Corrupt("these rows are damaged")
+        return replace(self._run, parts=tuple(part.clone() for part in self._run.parts))

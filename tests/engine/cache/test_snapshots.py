@@ -13,9 +13,21 @@ from engine.cache.memory import MemorySpec, WindowSpec
 from engine.cache.parts_memory import PartsMemory
 from engine.cache.rows import RowBuffer, Slot
 from engine.cache.table import build_memory
-from engine.errors import EditRefused, NoSlot, StateError
+from engine.errors import Corrupt, EditRefused, NoSlot, StateError
 from engine.state import PartKind, Point, Rows
-from tests.engine.cache.harness import A, B, C, buffers, feed, held_rows, spec, visible, windowed_of
+from tests.engine.cache.harness import (
+    A,
+    B,
+    C,
+    Lent,
+    buffers,
+    feed,
+    held_rows,
+    pieces,
+    spec,
+    visible,
+    windowed_of,
+)
 
 WINDOW = 6
 TYPES = [("f32", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("q5_0", "bf16")]
@@ -105,15 +117,6 @@ def test_runs_go_straight_into_cells_and_these_are_contiguous_where_they_can_be(
         assert all(torch.equal(a, b[kept:]) for a, b in zip(run.parts, before.parts, strict=True))
     cells = memory._tables.base.cells_of(B)
     assert cells.tolist() == list(range(cells[0], cells[0] + 25))
-
-
-def pieces(run: Rows, at: tuple[int, ...]) -> list[Rows]:
-    """`run` cut at some positions."""
-    edges = [run.start, *(cut for cut in at if run.start < cut < run.stop), run.stop]
-    return [
-        Rows(run.kind, a, b, tuple(part[a - run.start : b - run.start] for part in run.parts))
-        for a, b in itertools.pairwise(edges)
-    ]
 
 
 def test_bytes_of_any_alignment_can_be_restored() -> None:
@@ -249,6 +252,38 @@ def test_a_restore_that_breaks_off_leaves_the_sequence_empty(monkeypatch: pytest
     assert memory.pos_max(B) is None
     assert windowed_of(memory).pos_max(B) is None
     assert memory.free_cells() == free
+
+
+def test_rows_are_copied_before_the_next_are_read() -> None:
+    memory_spec, memory = iswa()
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    (_, one), (_, other) = iswa(), iswa()
+    one.restore(B, tokens, rows, points)
+    other.restore(B, tokens, Lent.all(rows, (24, 32)), points)
+    assert [stored(other, layer, B) for layer in (0, 1)] == [stored(one, layer, B) for layer in (0, 1)]
+
+
+@pytest.mark.parametrize("damaged", range(6))
+def test_rows_that_cannot_be_read_leave_all_as_it_was(damaged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty sequence, and in place of one whose cells are written over."""
+    memory_spec, memory = iswa(num_cells=70)
+    tokens = grow(memory_spec, memory, 40)
+    rows, points = memory.snapshot(A)
+    memory.remove(A, 20, None)
+    runs = Lent.all(rows, (24, 32))
+    assert len(runs) == 6
+    runs[damaged].damaged = True
+    before, free = visible(memory), memory.free_cells()
+    held = [stored(memory, layer, A) for layer in (0, 1)]
+    for verb, seq in ((memory.restore, B), (memory.replace, A)):
+        with pytest.raises(Corrupt):
+            verb(seq, tokens, runs, points)
+        assert (visible(memory), memory.free_cells()) == (before, free)
+        assert [stored(memory, layer, A) for layer in (0, 1)] == held
+    runs[damaged].damaged = False
+    memory.replace(A, tokens, runs, points)
+    assert memory.tokens_at(A, 0, 40) == tokens
 
 
 @pytest.mark.parametrize("breaks_at", range(5))

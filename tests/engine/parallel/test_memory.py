@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from engine.errors import EditRefused, EngineError, NoSlot, StateError
 from engine.parallel.memory import ParallelMemory
 from engine.runner import Engine
 from engine.state import SeqId
+from tests.engine.cache.harness import Lent
+from tests.engine.parallel.comparing import same_bytes
 from tests.engine.parallel.threads import divided
 from tests.exact.members import folder
 from tests.oracles import base
@@ -191,3 +194,11 @@ def test_misshapen_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StateError):
             memory_of(engine).restore(target, state.tokens, (short,), ())
         engine.feed(target, IDS[:4])
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v4"])
+def test_rows_that_are_lent_reach_every_rank(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched(family, monkeypatch) as engine:
+        state = engine.snapshot(filled(engine))
+        again = engine.restore(replace(state, rows=()), Lent.all(state.rows, ()))
+        assert same_bytes(engine.snapshot(again), state)
