@@ -155,6 +155,9 @@ SCROLLED = """() => [document.documentElement, ...document.querySelectorAll(".tu
 
 
 def fits(page: Page) -> None:
+    shown = page.locator(".side:visible, .main:visible").bounding_box()
+    assert shown is not None
+    assert (shown["x"], shown["width"]) == (0, page.evaluate("innerWidth"))
     assert page.evaluate(WIDE) == []
     assert page.evaluate(SCROLLED) == []
 

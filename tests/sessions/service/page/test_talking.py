@@ -77,6 +77,15 @@ def test_another_tab_shows_the_same_and_invents_no_bars(talk: Tab, open_tab: Ope
     expect(other.page.locator(".untold").first).to_contain_text("tokens")
 
 
+def test_a_reply_that_was_said_anew_elsewhere_has_no_bar_of_the_one_before(talk: Tab, at: Served) -> None:
+    body = {"max_tokens": 8, "sampler": {"temperature": 1.0, "seed": 77}}
+    assert at.client.post(f"/v1/sessions/{talk.session}/regenerate", json=body).status_code == 200
+    talk.page.reload()
+    expect(talk.replies).to_have_count(2)
+    expect(talk.bars).to_have_count(1)
+    expect(talk.page.locator(".untold")).to_have_count(1)
+
+
 def test_regenerate_says_the_last_reply_anew(talk: Tab, at: Served) -> None:
     before = talk.replies.last.inner_text()
     with talk.answered("/regenerate"):
