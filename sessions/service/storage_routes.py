@@ -19,6 +19,7 @@ class Storage(BaseModel):
     rest, which is what finds them."""
 
     object: Literal["storage"]
+    tenant: str
     rows_bytes: int
     manifest_bytes: int
     superseded_bytes: int
@@ -45,6 +46,7 @@ async def storage(call: TheCall) -> Response:
     return JSONResponse(
         {
             "object": "storage",
+            "tenant": call.tenant,
             "rows_bytes": usage.rows_bytes,
             "manifest_bytes": usage.manifest_bytes,
             "superseded_bytes": usage.superseded_bytes,

@@ -256,6 +256,20 @@ def test_two_tasks_on_one_session_never_merge(manager: Manager) -> None:
     assert {message.text for message in messages[::2]} == {f"task {number}" for number in range(4)}
 
 
+def test_who_sends_while_an_answer_is_said_ends_it(manager: Manager) -> None:
+    async def talk() -> None:
+        async with manager.session("s") as chat:
+            first = chat.send("tell me everything", Ask(max_tokens=1900))
+            await anext(first)
+            second = await chat.send("that is enough", SHORT).aread()
+            assert [piece async for piece in first] == []
+            assert first.finish is None
+            texts = [message.text for message in await chat.messages()]
+            assert texts == ["tell me everything", first.text, "that is enough", second]
+
+    asyncio.run(talk())
+
+
 class OurFault(Exception):
     pass
 

@@ -22,6 +22,9 @@ const shell = {
   go(hash) {
     location.hash = hash;
   },
+  instead(hash) {
+    location.replace(hash);
+  },
   changed(session) {
     sessions.put(session);
   },
@@ -31,7 +34,7 @@ const shell = {
   },
   gone(id) {
     shell.missing(id);
-    location.replace("#/");
+    shell.instead("#/");
     announce("Deleted.");
   },
 };
@@ -66,9 +69,9 @@ async function imported(field) {
   const [file] = field.files;
   field.value = "";
   if (!file) return;
-  const at = main.querySelector(".notices") ?? main;
+  const at = document.getElementById("side-notices"); // beside the button: on a phone the rest is not shown
   const taking = notice("status", [el("span", {}, `Importing ${file.name}, ${size(file.size)}…`)], []);
-  at.append(taking);
+  at.replaceChildren(taking);
   try {
     const session = await upload(file);
     sessions.put(session);

@@ -27,9 +27,10 @@ export class TalkView {
   #growing = null;
   #editing = null;
   #restored = null;
+  #phase = "idle";
   #off = new AbortController();
 
-  /** `shell` is what the page offers: `go(hash)`, `changed(session)`, `missing(id)`, `gone(id)`. */
+  /** `shell` is what the page offers: `go(hash)`, `instead(hash)`, `changed(session)`, `missing(id)`, `gone(id)`. */
   constructor(talk, shell) {
     this.#talk = talk;
     this.#shell = shell;
@@ -55,6 +56,11 @@ export class TalkView {
     } else {
       this.#show();
       this.look();
+    }
+    const { id } = this.#talk.session;
+    if (id !== this.#talk.id) { // it was asked for by its name, or the start of its id
+      this.#shell.instead(`#/s/${id}`);
+      return;
     }
     this.#turns.scrollTop = this.#turns.scrollHeight;
     this.#composer.focus();
@@ -169,9 +175,11 @@ export class TalkView {
     const { session, phase, draft } = this.#talk;
     if (session === null) return;
     const along = this.#isAtEnd();
+    const focused = document.activeElement;
     this.#showHead(session);
     this.#showNotices();
     this.#showTurns();
+    if (focused !== document.activeElement) this.#composer.focus(); // what had the focus is not there any more
     this.#composer.wait(phase !== "idle", phase === "settling");
     if (draft !== "" && phase === "idle") {
       this.#talk.draft = "";
@@ -179,6 +187,14 @@ export class TalkView {
     }
     if (along) this.#turns.scrollTop = this.#turns.scrollHeight;
     this.#shell.changed(session);
+    this.#tell(phase);
+  }
+
+  /** A screen reader hears a reply once it is whole, and not by the piece. */
+  #tell(phase) {
+    const last = this.#talk.messages.at(-1);
+    if (phase === "idle" && this.#phase !== "idle" && last?.role === "assistant") announce(last.content);
+    this.#phase = phase;
   }
 
   #showHead(session) {

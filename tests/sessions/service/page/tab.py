@@ -72,11 +72,13 @@ class Tab:
     # --- what is done ---------------------------------------------------------------------------
 
     def say(self, text: str) -> Tab:
-        """Say it, and wait until the reply has ended."""
+        """Say it, and wait until the reply has ended as it should."""
         self.words.fill(text)
         self.words.press("Enter")
         expect(self.asked.last).to_have_text(text)
-        return self.rest()
+        self.rest()
+        expect(self.page.locator("#main .notice.alert")).to_have_count(0)
+        return self
 
     def rest(self) -> Tab:
         """Wait until nothing is being said."""

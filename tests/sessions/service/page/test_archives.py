@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.sessions.service.page.conftest import PHONE, OpenTab
 from tests.sessions.service.page.tab import PATIENT, Tab
 from tests.sessions.service.serving import Served
 
@@ -60,3 +61,14 @@ def test_a_bad_archive_is_refused_and_leaves_nothing(
     expect(tab.notice).to_have_count(0)
     assert at.client.get("/v1/sessions").json()["data"] == before
     tab.say("three")
+
+
+def test_a_phone_shows_what_becomes_of_an_archive(open_tab: OpenTab, archive: Path) -> None:
+    phone = open_tab(viewport=PHONE).go()
+    bad = archive.with_name("bad.tenuto")
+    bad.write_bytes(archive.read_bytes()[:-100])
+    phone.page.set_input_files("#import", bad)
+    expect(phone.notice).to_be_visible()
+    expect(phone.notice).to_contain_text("400 ")
+    phone.page.set_input_files("#import", archive)
+    expect(phone.asked).to_have_text(["one", "two"])

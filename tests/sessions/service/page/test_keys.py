@@ -79,6 +79,12 @@ def test_another_key_shows_anothers_conversations(tab: Tab, keys: dict[str, str]
     expect(tab.page.get_by_text("404 session_not_found")).to_be_visible()
 
 
+def test_storage_says_whose_it_is(tab: Tab, keys: dict[str, str]) -> None:
+    tab.go("#/storage")
+    give(tab, keys["bob"])
+    expect(tab.page.locator(".total")).to_contain_text("of tenant bob")
+
+
 def test_an_archive_is_downloaded_with_the_key(tab: Tab, keys: dict[str, str], tmp_path: Path) -> None:
     tab.go()
     give(tab, keys["ann"])

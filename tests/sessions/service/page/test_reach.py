@@ -53,7 +53,9 @@ def test_all_of_it_is_done_by_keyboard(tab: Tab, at: Served) -> None:
     tab_to(page, "Say this reply anew", "Shift+Tab")
     with tab.answered("/regenerate"):
         page.keyboard.press("Enter")
+    expect(tab.words).to_be_focused()
     tab.rest()
+    expect(page.locator("#said")).to_have_text(tab.replies.last.text_content() or "")
     tab_to(page, "Say something else instead", "Shift+Tab")
     page.keyboard.press("Space")
     expect(page.locator("#edit")).to_be_focused()
@@ -76,7 +78,8 @@ def test_all_of_it_is_done_by_keyboard(tab: Tab, at: Served) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(tab.asked).to_have_count(1 if tab.session != first else 2)
-    tab_to(page, "Storage", "Shift+Tab")
+    tab_to(page, "Import…", "Shift+Tab")
+    tab_to(page, "Storage")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Storage")
     tab_to(page, "What would gc take?")
@@ -152,6 +155,9 @@ SCROLLED = """() => [document.documentElement, ...document.querySelectorAll(".tu
 
 
 def fits(page: Page) -> None:
+    shown = page.locator(".side:visible, .main:visible").bounding_box()
+    assert shown is not None
+    assert (shown["x"], shown["width"]) == (0, page.evaluate("innerWidth"))
     assert page.evaluate(WIDE) == []
     assert page.evaluate(SCROLLED) == []
 

@@ -40,7 +40,12 @@ def test_pieces_are_shown_while_they_come(open_tab: OpenTab, make_backend: MakeB
         stored = at.client.get(f"/v1/sessions/{tab.session}").json()
         assert stored["messages"][-1]["content"] == tab.replies.text_content()
         expect(tab.bars.locator(".ending")).to_have_text("stopped")
-        assert tab.say("and now?").replies.count() == 2
+        tab.words.fill("and now?")
+        tab.words.press("Enter")
+        expect(growing).not_to_have_text("")
+        tab.button("Stop").click()
+        tab.rest()
+        expect(tab.replies).to_have_count(2)
 
 
 def test_each_turn_tells_what_was_restored_and_why(talk: Tab, at: Served) -> None:
@@ -70,6 +75,15 @@ def test_another_tab_shows_the_same_and_invents_no_bars(talk: Tab, open_tab: Ope
     expect(other.replies).to_have_text(talk.replies.all_inner_texts())
     expect(other.bars).to_have_count(0)
     expect(other.page.locator(".untold").first).to_contain_text("tokens")
+
+
+def test_a_reply_that_was_said_anew_elsewhere_has_no_bar_of_the_one_before(talk: Tab, at: Served) -> None:
+    body = {"max_tokens": 8, "sampler": {"temperature": 1.0, "seed": 77}}
+    assert at.client.post(f"/v1/sessions/{talk.session}/regenerate", json=body).status_code == 200
+    talk.page.reload()
+    expect(talk.replies).to_have_count(2)
+    expect(talk.bars).to_have_count(1)
+    expect(talk.page.locator(".untold")).to_have_count(1)
 
 
 def test_regenerate_says_the_last_reply_anew(talk: Tab, at: Served) -> None:
@@ -156,6 +170,7 @@ def test_to_rewind_more_than_one_turn_is_asked_first(talk: Tab) -> None:
 def test_back_and_forward_go_between_conversations(talk: Tab) -> None:
     first = talk.session
     talk.page.locator("#new").click()
+    expect(talk.page.locator("h1")).to_have_text("A new conversation")
     talk.say("something else")
     second = talk.session
     talk.page.go_back()
@@ -221,6 +236,15 @@ def test_a_name_a_system_message_and_a_deletion(tab: Tab, at: Served) -> None:
     tab.page.locator("dialog").get_by_role("button", name="Delete").click()
     expect(tab.lines).to_have_count(0)
     assert at.client.get("/v1/sessions/coffee").status_code == 404
+
+
+def test_a_conversation_is_opened_by_its_name_too(tab: Tab, at: Served) -> None:
+    made = at.client.post("/v1/sessions", json={"name": "tea", "title": "Green or black"}).json()
+    tab.go("#/s/tea")
+    expect(tab.lines).to_have_attribute("aria-current", "page")
+    assert tab.session == made["id"]
+    tab.say("one")
+    expect(tab.lines).to_have_count(1)
 
 
 def test_a_conversation_that_is_not_there_is_told_of(tab: Tab) -> None:
