@@ -40,7 +40,7 @@ def test_kept_turns_are_named(open_tab: OpenTab, make_backend: MakeBackend) -> N
 def test_a_dry_run_of_gc_tells_what_would_go_and_deletes_nothing(
     open_tab: OpenTab, make_backend: MakeBackend
 ) -> None:
-    policy = Policy(lease=0.01, grace=0.02, session_ttl=0.05)
+    policy = Policy(lease=5, grace=10, session_ttl=0.05)
     with served(make_backend(BackendConfig(policy=policy))) as at:
         tab = open_tab(at).go().say("old")
         session = tab.session
