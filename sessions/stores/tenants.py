@@ -13,7 +13,15 @@ from sessions.stores.base import StoreConfig
 from sessions.stores.disk import TENANTS
 from sessions.stores.folder import disk_errors
 from sessions.stores.open import without_tiers
-from sessions.stores.redis_connect import CLIENT_ERRORS, CLUSTER, PLAIN, SENTINEL, connect, redis_error
+from sessions.stores.redis_connect import (
+    CLIENT_ERRORS,
+    CLUSTER,
+    PLAIN,
+    SENTINEL,
+    connect,
+    redis_error,
+    with_replicas,
+)
 
 
 def stored_tenants(url: str) -> frozenset[str]:
@@ -40,7 +48,7 @@ def _in_folder(root: str) -> frozenset[str]:
 
 def _in_redis(url: str) -> frozenset[str]:
     try:
-        client: Any = connect(url, StoreConfig())
+        client: Any = connect(*with_replicas(url, StoreConfig()))
         with contextlib.closing(client):
             keys = list(client.scan_iter(match="tenuto:{*}:version", count=500))
     except CLIENT_ERRORS as error:

@@ -16,6 +16,9 @@ from engine.errors import Corrupt, Drifted, FingerprintMismatch, NoCheckpoint, S
 from engine.state import Rows
 from serialization.blobs import BlobClass, parse_blob_id
 from serialization.snapshot import read_state, write_state
+from sessions.keyring.master import MasterKeys
+from sessions.keyring.ring import Keyring
+from sessions.lease import acquire
 from sessions.manager import SessionManager
 from sessions.names import session_ref
 from sessions.stores.open import open_store
@@ -225,3 +228,31 @@ def test_a_dry_run_tells_what_would_come_of_it_with_the_next_run_too(tenuto: Ten
     assert tenuto("show", "first").code == 0  # it was a dry run
     assert "are freed by the next gc" in tenuto("gc", "--session-ttl", "0s").err
     assert tenuto("gc", "--dry-run", "--json").json["later_nbytes"] == 0
+
+
+# --- sealed ---------------------------------------------------------------------------------------
+
+
+def test_all_of_them_work_on_a_sealed_store(
+    tenuto: Tenuto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = tmp_path / "master"
+    assert tenuto("keys", "create", "--master", str(master)).code == 0
+    monkeypatch.setenv("TENUTO_MASTER_KEY_FILE", str(master))
+    monkeypatch.setenv("TENUTO_KEYS", str(tmp_path / "keys"))
+    assert tenuto("chat", "--name", "first", *SHORT, stdin="hello\nand then?\n").code == 0
+    assert tenuto("verify", "first@1").code == 0
+    assert tenuto("export", "first").code == 0
+    found = tenuto("diff", "first", "first.tenuto", "--json").json
+    assert (found["same_conversation"], found["bytes"], found["rows_shared"]) == (True, None, None)
+    assert "equal rows have two names" in tenuto("diff", "first", "first.tenuto").out
+    assert tenuto("diff", "first@1", "first", "--json").json["bytes"]["shared"] == 0  # one partial chunk
+    (tenant,) = tenuto("stats", "--all-tenants", "--json").json["tenants"]
+    assert (tenant["tenant"], tenant["num_sessions"], tenant["num_turns"]) == ("default", 1, 2)
+    session = tenuto("inspect", "first", "--json").json["session"]
+    ring = Keyring(tmp_path / "keys", MasterKeys.read(master))
+    store = open_store(str(tmp_path / "store"), keyring=ring)
+    with closing(store), acquire(store, session, "somebody"):
+        watched = tenuto("top", "--once", "--json").json
+    assert [each["holder"] for each in watched["writing"]] == ["somebody"]
+    assert tenuto("check").code == tenuto("gc", "--dry-run").code == 0

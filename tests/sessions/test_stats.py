@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import UsageError
 from engine.runner import Engine
 from serialization.blobs import BlobClass, Store
 from serialization.manifest import Message
@@ -209,6 +210,9 @@ def test_tenants_are_found_wherever_a_store_is(tmp_path: Path, redis_server: Red
         f"disk:{folder}",
         f"file://{folder}",
         redis_server.url,
+        f"{redis_server.url}?replicas=0",
         f"{tiers}{redis_server.url}",
     ):
         assert stored_tenants(url) == there, url
+    with pytest.raises(UsageError):
+        stored_tenants("memory:")
