@@ -57,7 +57,7 @@ test-all: models chromium
 
 # Prints what it saw, a line of JSON for each part.
 workers: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m slow tests/sessions/service/test_workers.py tests/sessions/service/test_failovers.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m slow tests/sessions/service/test_workers.py tests/sessions/service/test_failovers.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
