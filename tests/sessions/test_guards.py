@@ -102,7 +102,7 @@ def test_a_hint_is_not_believed_before_the_ids_compared_equal(
     session, _ = saved(manager, "a past of its own. " * 40)
     session.close()
     asked = engine.tokenizer.encode("a past of its own? " * 40)
-    names = manager._prefixes._names(engine.fingerprint, asked)
+    names = manager._prefixes._names(engine.fingerprint, None, asked)
     store.hint(dict.fromkeys(names, session.id.encode()))
     assert manager.known_prefix(asked) is None
     same = engine.tokenizer.encode("a past of its own. " * 30)
@@ -119,7 +119,7 @@ def test_a_hint_under_another_model_is_not_believed(manager: SessionManager, sto
     session.close()
     tokens = engine.tokenizer.encode("a past of its own. " * 40)
     other = replace(engine.fingerprint, meaning={**engine.fingerprint.meaning, "weights": "others"})
-    names = manager._prefixes._names(other, tokens)
+    names = manager._prefixes._names(other, None, tokens)
     assert not {name for name, _ in store.list_refs(PREFIXES)} & set(names)
     store.hint(dict.fromkeys(names, session.id.encode()))
     assert manager._prefixes.find(other, tokens) is None
