@@ -79,10 +79,12 @@ class App:
     def manager(
         self, engine: Engine | None = None, policy: Mapping[str, Any] | None = None
     ) -> SessionManager:
+        from cli.retention import quota_said
         from sessions.manager import SessionManager
         from sessions.policy import Policy
 
-        return SessionManager(self.store, engine, Policy.from_mapping(dict(policy or {})), tenant=self.tenant)
+        said = {"quota": quota_said(), **(policy or {})}
+        return SessionManager(self.store, engine, Policy.from_mapping(said), tenant=self.tenant)
 
     def engine(self, options: EngineOptions, session: str | None = None) -> Engine:
         """The model asked for; failing that, the one that `session` was made with, then smollm2.

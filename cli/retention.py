@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import functools
-import re
+import os
 from typing import Any
 
 import click
 
 from cli.options import Command
+from engine.errors import UsageError
+from sessions import amounts
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+QUOTA = "TENUTO_QUOTA"
 
 
 def duration(text: str) -> float:
     """30, 90s, 15m, 12h, 30d, 2w: seconds, unless a unit is given."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(text).strip().lower())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no duration; say 90s, 15m, 12h, 30d or 2w")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    try:
+        return amounts.seconds(str(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def byte_size(text: str) -> int:
     """500M, 10G: bytes, unless a unit is given; powers of 1,000."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)b?", str(text).strip().lower())
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no size; say 500M or 10G")
-    return int(float(match[1]) * _SIZES[match[2]])
+    try:
+        return amounts.nbytes(str(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def quota_said() -> int | None:
+    """Bytes that may be stored in all, as the environment says it for every command. Raises UsageError."""
+    text = os.environ.get(QUOTA)
+    if not text:
+        return None
+    try:
+        return amounts.nbytes(text)
+    except ValueError as error:
+        raise UsageError(f"{QUOTA}: {error}") from None
 
 
 _OPTIONS = (
@@ -36,21 +48,21 @@ _OPTIONS = (
         type=duration,
         envvar="TENUTO_ROWS_TTL",
         metavar="AGE",
-        help="Sessions not saved for so long give up their rows; text stays.  [env: TENUTO_ROWS_TTL]",
+        help="Sessions not used for so long give up their rows; text stays.  [env: TENUTO_ROWS_TTL]",
     ),
     click.option(
         "--session-ttl",
         type=duration,
         envvar="TENUTO_SESSION_TTL",
         metavar="AGE",
-        help="Sessions not saved for so long are deleted, unless kept.  [env: TENUTO_SESSION_TTL]",
+        help="Sessions not used for so long are deleted, unless kept.  [env: TENUTO_SESSION_TTL]",
     ),
     click.option(
         "--budget",
         type=byte_size,
         envvar="TENUTO_BUDGET",
         metavar="SIZE",
-        help="Bytes that rows may take; the sessions saved longest ago give theirs up.  [env: TENUTO_BUDGET]",
+        help="Bytes that rows may take; the sessions used longest ago give theirs up.  [env: TENUTO_BUDGET]",
     ),
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.app import App
+from cli.keeping import Keeping, keeping_options
 from cli.options import EngineOptions, engine_options, with_whole_store
 from cli.retention import duration, retention_options
 from cli.tracing import chosen_tracing
@@ -33,6 +34,7 @@ class _Said:
     patience: float
     lease: float
     retention: dict[str, object]
+    keeping: Keeping
 
 
 @click.command()
@@ -102,6 +104,7 @@ class _Said:
 @click.option("--cells", type=click.IntRange(min=1), help="Tokens of all of them together (default: --ctx).")
 @engine_options
 @retention_options
+@keeping_options
 @with_whole_store
 def serve(
     app: App,
@@ -120,6 +123,7 @@ def serve(
     cells: int | None,
     engine: EngineOptions,
     retention: dict[str, object],
+    keeping: Keeping,
 ) -> None:
     """Serve conversations over HTTP: OpenAI's API, sessions of its own, llama-server's slots.
 
@@ -144,8 +148,9 @@ def serve(
         tokens_per_minute=tokens_per_minute,
         operators=operators,
         hosts=hosts,
+        sweep=keeping.sweep,
     )
-    said = _Said(config, max_turns, max_waiting, drain, patience, lease, retention)
+    said = _Said(config, max_turns, max_waiting, drain, patience, lease, retention, keeping)
     with address.open() as listening:  # before minutes are spent on a model
         _serve(app, said, listening, keys if with_keys else None, model)
 
@@ -158,7 +163,7 @@ def _serve(
         from sessions.service.server import serve
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not there: pip install 'tenuto[serve]'") from error
-    from sessions.policy import Policy
+    from sessions.service.access import DEFAULT_TENANT
     from sessions.service.address import url_of
     from sessions.service.backend import Backend, BackendConfig
     from sessions.service.logs import Log
@@ -180,11 +185,22 @@ def _serve(
             app.out.text(f"{backend.model.name} at {url}")
         sys.stdout.flush()
 
-    policy = Policy.from_mapping({"lease": said.lease, **said.retention})
-    config = BackendConfig(said.max_turns, said.max_waiting, policy, patience=said.patience)
+    policies = said.keeping.policies({"lease": said.lease, **said.retention})
+    config = BackendConfig(
+        said.max_turns,
+        said.max_waiting,
+        policies.everyone,
+        policies.own,
+        patience=said.patience,
+        write_back=said.keeping.bounds(),
+    )
     backend = Backend(app.engine(model), store, config)
+
+    def tenants() -> list[str]:
+        return [DEFAULT_TENANT] if keys is None else [key.tenant for key in keys.list()]
+
     try:
-        service = build_app(backend, said.service, keys, log, tracing)
+        service = build_app(backend, said.service, keys, log, tracing, tenants)
         serve(service, backend, listening, said.drain, log, started)
     finally:
         backend.close()

@@ -29,8 +29,9 @@
     │   └── BlobMissing            36   stored bytes that are no longer there
     ├── StoreError                 40
     │   ├── StoreUnavailable       41   the server or folder cannot be reached
-    │   ├── StoreFull              42   no room left on the device, or over the byte budget
-    │   └── IndexDamaged           43   the store's own index is broken (`check --repair` rebuilds it)
+    │   ├── StoreFull              42   no room left on the device
+    │   ├── IndexDamaged           43   the store's own index is broken (`check --repair` rebuilds it)
+    │   └── QuotaExceeded          44   the tenant stores as much as it may
     ├── SessionError               50
     │   ├── SessionNotFound        51
     │   │   └── SessionExpired     51   it was there, and the store lost it: evicted, or restarted empty
@@ -189,6 +190,10 @@ class StoreFull(StoreError):
 
 class IndexDamaged(StoreError):
     exit_code = 43
+
+
+class QuotaExceeded(StoreError):
+    exit_code = 44
 
 
 class SessionError(TenutoError):

@@ -79,8 +79,12 @@ def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
     return nbytes + _DIGEST_NBYTES
 
 
-def read_archive(src: Source, store: Store) -> Manifest:
+def read_archive(
+    src: Source, store: Store, announced: Callable[[Manifest], object] = lambda manifest: None
+) -> Manifest:
     """Put every blob of an archive in `store`, and return its manifest, which is *not* put.
+
+    `announced` is called with the manifest before the first blob is read, and may raise.
 
     Each blob is put as soon as its digest was right, and the manifest names it as the store does. If the
     archive turns out to be damaged further on, the blobs put by then are unreferenced and gc collects them.
@@ -94,7 +98,7 @@ def read_archive(src: Source, store: Store) -> Manifest:
     def put(blob: BlobId, data: bytes) -> None:
         put_as[blob] = store.put(blob_class(blob), data)
 
-    return renamed(_read(src, put), put_as)
+    return renamed(_read(src, put, announced), put_as)
 
 
 def check_archive(src: Source) -> Manifest:
@@ -103,11 +107,13 @@ def check_archive(src: Source) -> Manifest:
     def verified(blob: BlobId, data: bytes) -> None:
         pass
 
-    return _read(src, verified)
+    return _read(src, verified, lambda manifest: None)
 
 
-def _read(src: Source, accept: Callable[[BlobId, bytes], None]) -> Manifest:
-    """Verify an archive to its end, handing each blob to `accept`."""
+def _read(
+    src: Source, accept: Callable[[BlobId, bytes], None], announced: Callable[[Manifest], object]
+) -> Manifest:
+    """Verify an archive to its end, handing its manifest to `announced` and each blob to `accept`."""
     reader = _Reader(src)
     check_prefix(Letter.ARCHIVE, reader.take(PREFIX_NBYTES), "archive")
     letter, nbytes, digest = _RECORD.unpack(reader.take(_RECORD.size))
@@ -117,6 +123,7 @@ def _read(src: Source, accept: Callable[[BlobId, bytes], None]) -> Manifest:
     encoded = reader.take(nbytes)
     verify_blob(_named(BlobClass.MANIFEST, digest), encoded)
     manifest = Manifest.decode(encoded)
+    announced(manifest)
     for ref in manifest.blobs():
         if is_sealed(ref.blob):
             raise Corrupt(f"archive: blob {short(ref.blob)} is a sealed one")

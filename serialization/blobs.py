@@ -101,6 +101,16 @@ class StrayInfo:
     age: float
 
 
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """One tier of a store: `kind` is memory, disk or redis, `nbytes` what it occupies for this tenant, and
+    `budget` how much that may be, None for the tier that holds the truth."""
+
+    kind: str
+    nbytes: int
+    budget: int | None
+
+
 class Store(Protocol):
     """Blobs and refs of one tenant.
 
@@ -128,6 +138,11 @@ class Store(Protocol):
 
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         """Which of `blobs` are there now. A hint: no save relies on it alone."""
+        ...
+
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        """Count `blobs` as used now where they vanish by age (`rows_expire`); those that are gone are no
+        matter. The age that `delete_blob` compares is that of the last put, as before."""
         ...
 
     def list_blobs(self) -> Iterator[BlobInfo]:
@@ -197,6 +212,10 @@ class Store(Protocol):
 
     def usage(self) -> int:
         """Bytes that the store occupies for this tenant: blobs, refs and index."""
+        ...
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        """What each tier occupies, the quickest first; the last one is that of `usage`."""
         ...
 
     def check_index(self) -> tuple[str, ...]:

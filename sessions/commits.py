@@ -13,18 +13,31 @@ from sessions.catalog import Catalog, Entry
 from sessions.copying import copied
 from sessions.lease import KeepAlive, acquire
 from sessions.prefix import PrefixIndex
+from sessions.quota import Room
 from sessions.session import Session
+
+#: More than the refs of a new session take, and what its manifest says beyond that of its past.
+NEW_SESSION_NBYTES = 4096
 
 
 class Commits:
     """Commits turns to one store, of one tenant. `seconds` are how long a lease lasts."""
 
-    def __init__(self, store: Store, prefixes: PrefixIndex, holder: str, tenant: str, seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefixes: PrefixIndex,
+        holder: str,
+        tenant: str,
+        seconds: float,
+        room: Room,
+    ) -> None:
         self._store = store
         self._prefixes = prefixes
         self._holder = holder
         self._tenant = tenant
         self._seconds = seconds
+        self._room = room
         self._catalog = Catalog(store)
 
     def lease(self, session: str) -> KeepAlive:
@@ -92,9 +105,19 @@ class Commits:
 
     def begin(self, past: Manifest, name: str | None, source: Entry | None, session: str) -> Entry:
         """Commit `past` as the new `session`, while `source` still stands where it was read. Raises
-        StaleSession, SessionExists."""
+        StaleSession, SessionExists, QuotaExceeded."""
         if name is not None:
             self._catalog.check_free(name)
+        with self._room(self._nbytes(past, source, session)):
+            return self._begun(past, name, source, session)
+
+    def _nbytes(self, past: Manifest, source: Entry | None, session: str) -> int:
+        """What `begin` writes: the manifest, and rows where each session has its own."""
+        copies = source is not None and self._store.scoped(session) is not self._store
+        rows = sum(ref.nbytes for ref in past.blobs()) if copies else 0
+        return len(past.encode()) + NEW_SESSION_NBYTES + rows
+
+    def _begun(self, past: Manifest, name: str | None, source: Entry | None, session: str) -> Entry:
         own, now = self._store.scoped(session), self._store.now()
         manifest = replace(
             copied(past, self._store, own) if source else past,

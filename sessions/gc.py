@@ -8,7 +8,7 @@ puts at that moment is thereby younger, and stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import LeaseHeld, SessionNotFound, StaleSession, StateError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_class
@@ -16,8 +16,10 @@ from serialization.manifest import Manifest
 from sessions import names
 from sessions.catalog import Catalog, is_there
 from sessions.census import Census
+from sessions.listing import usage
 from sessions.policy import Policy
 from sessions.scratch import Rows, Scratch
+from sessions.uses import USES, noted_uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def plan_gc(store: Store, policy: Policy) -> GcPlan:
     census = Census(store, Catalog(store).entries())
     census.look()
     scratch, now = census.scratch, store.now()
+    _count_uses(store, census)
     for statement in (
         "CREATE TABLE unneeded (blob TEXT, nbytes INT, age REAL)",
         "CREATE TABLE expired (session TEXT PRIMARY KEY) WITHOUT ROWID",
@@ -90,7 +93,19 @@ _LATER = """
     )
 """
 
-#: Sessions not saved since a time, and not pinned.
+
+def _count_uses(store: Store, census: Census) -> None:
+    """Let a use that was noted count as much as a turn."""
+    scratch = census.scratch
+    scratch.do("CREATE TABLE noted (session TEXT PRIMARY KEY, at REAL) WITHOUT ROWID")
+    scratch.do_many("INSERT OR REPLACE INTO noted VALUES (?, ?)", noted_uses(store))
+    scratch.do(
+        "UPDATE entry SET updated = (SELECT at FROM noted WHERE noted.session = entry.session) WHERE NOT pin"
+        " AND updated < (SELECT at FROM noted WHERE noted.session = entry.session)"
+    )
+
+
+#: Sessions not used since a time, and not pinned.
 _OLDER = """
     SELECT session FROM entry WHERE NOT pin AND updated < ?
     AND session NOT IN (SELECT session FROM entry WHERE pin)
@@ -106,7 +121,7 @@ def _info(blob: str, nbytes: int, age: float) -> BlobInfo:
 
 
 def _release_over(census: Census, budget: int) -> None:
-    """Also release the sessions least recently saved whose rows must go for the rest to fit the budget."""
+    """Also release the sessions least recently used whose rows must go for the rest to fit the budget."""
     scratch = census.scratch
     scratch.do("CREATE TABLE left_uses AS SELECT * FROM uses")
     for gone in ("expired", "released"):
@@ -158,6 +173,22 @@ def collect(
     return GcResult(expired, released, tuple(skipped), num_blobs, nbytes)
 
 
+def free(
+    store: Store,
+    policy: Policy,
+    nbytes: int,
+    delete: Callable[[str, BlobId], object],
+    release: Callable[[str, BlobId], object],
+) -> None:
+    """Let the sessions least recently used give up rows, until about `nbytes` less are stored and the rest
+    fits the policy's budget. Rows go at once where they are older than the grace."""
+    rows = usage(store).rows_bytes
+    budget = rows if policy.budget is None else min(rows, policy.budget)
+    tighter = replace(policy, budget=max(0, min(budget, rows - nbytes)))
+    for _ in range(2):  # what is given up in the first round is collected in the second
+        collect(store, policy, plan_gc(store, tighter), delete, release)
+
+
 def _each(
     sessions: Collection[str],
     turn: Callable[[str], BlobId | None],
@@ -199,10 +230,14 @@ def _tombstones_last(store: Store, blobs: Collection[BlobInfo]) -> Iterator[tupl
 
 
 def _drop_stale_hints(store: Store, census: Census) -> None:
-    """Forget prefix hints and names of sessions that are gone; one may have come since they were counted,
-    and a leased one may be in its first save."""
+    """Forget prefix hints, names and uses of sessions that are gone; one may have come since they were
+    counted, and a leased one may be in its first save."""
     for prefix in (names.PREFIXES, names.NAMES):
         for ref, value in store.list_refs(prefix):
             session = value.decode()
             if not census.has_session(session) and not is_there(store, session):
                 store.swap(ref, value, None)
+    for ref, value in store.list_refs(USES):
+        session = ref.removeprefix(USES)
+        if not census.has_session(session) and not is_there(store, session):
+            store.swap(ref, value, None)

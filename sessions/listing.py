@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.errors import StateError
@@ -14,6 +15,10 @@ from sessions.catalog import Catalog, Entry
 from sessions.census import Census, Sizes
 from sessions.policy import Policy
 from sessions.session import SessionInfo
+from sessions.uses import last_used, noted_uses
+
+#: An hour, a day, a week, and thirty days, in seconds.
+_AGES = (3600.0, 86400.0, 7 * 86400.0, 30 * 86400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,15 @@ def list_sessions(store: Store, policy: Policy) -> list[SessionInfo]:
     """Every session that can be read, the newest first, with its bytes. All of the store is gone through."""
     catalog, infos = Catalog(store), []
     pins = _pins(catalog)
+    noted = {} if policy.session_ttl is None else dict(noted_uses(store))
+
+    def used(manifest: Manifest) -> float:
+        return max(manifest.updated, noted.get(manifest.session, 0.0))
 
     def entries() -> Iterator[Entry]:
         for entry in catalog.readable():
             if entry.ref.startswith(names.SESSIONS):
-                infos.append(_info(entry, pins, policy))
+                infos.append(_info(entry, pins, policy, used))
             yield entry
 
     with Census(store, entries()) as census:
@@ -70,7 +79,8 @@ def list_page(store: Store, policy: Policy, most: int, after: str | None) -> Pag
     pins, infos = _pins(catalog), []
     for ref, value in refs[:most]:
         with contextlib.suppress(StateError):
-            infos.append(_info(catalog.read_entry(ref, value), pins, policy))
+            entry = catalog.read_entry(ref, value)
+            infos.append(_info(entry, pins, policy, lambda manifest: last_used(store, manifest)))
     last = refs[most - 1][0].removeprefix(names.SESSIONS) if len(refs) > most else None
     return Page(tuple(infos), last)
 
@@ -78,7 +88,8 @@ def list_page(store: Store, policy: Policy, most: int, after: str | None) -> Pag
 def read_info(store: Store, policy: Policy, session: str) -> SessionInfo:
     """The session of that id, without its bytes, and nothing else is read. Raises SessionNotFound."""
     catalog = Catalog(store)
-    return _info(catalog.session(session), _pins(catalog), policy)
+    entry = catalog.session(session)
+    return _info(entry, _pins(catalog), policy, lambda manifest: last_used(store, manifest))
 
 
 def usage(store: Store) -> Usage:
@@ -87,6 +98,29 @@ def usage(store: Store) -> Usage:
         census.look()
         rows, manifests, blobs = census.rows_bytes(), census.manifest_bytes(), census.nbytes()
     return Usage(rows, manifests, blobs - rows - manifests, max(0, store.usage() - blobs))
+
+
+@dataclass(frozen=True, slots=True)
+class AgeInfo:
+    """Blobs that were last put less than `below` seconds ago, and longer ago than those of the entry before;
+    None: all that are older."""
+
+    below: float | None
+    num_blobs: int
+    nbytes: int
+
+
+def ages(store: Store) -> tuple[AgeInfo, ...]:
+    """The blobs of `store` by how long ago they were last put, the youngest first."""
+    counts, sizes = [0] * (len(_AGES) + 1), [0] * (len(_AGES) + 1)
+    for info in store.list_blobs():
+        at = bisect_right(_AGES, info.age)
+        counts[at] += 1
+        sizes[at] += info.nbytes
+    return tuple(
+        AgeInfo(below, count, nbytes)
+        for below, count, nbytes in zip((*_AGES, None), counts, sizes, strict=True)
+    )
 
 
 def count_turns(manifest: Manifest) -> int:
@@ -101,12 +135,14 @@ def _pins(catalog: Catalog) -> Mapping[str, Sequence[str]]:
     return {session: sorted(pins) for session, pins in found.items()}
 
 
-def _info(entry: Entry, pins: Mapping[str, Sequence[str]], policy: Policy) -> SessionInfo:
+def _info(
+    entry: Entry, pins: Mapping[str, Sequence[str]], policy: Policy, used: Callable[[Manifest], float]
+) -> SessionInfo:
     manifest = entry.manifest
     own_pins = tuple(pins.get(manifest.session, ()))
     expires = None
     if policy.session_ttl is not None and not own_pins:
-        expires = manifest.updated + policy.session_ttl
+        expires = used(manifest) + policy.session_ttl
     return SessionInfo(
         id=manifest.session,
         name=manifest.name,

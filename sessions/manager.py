@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from engine.errors import (
     ConfigError,
     EditRefused,
     LeaseLost,
+    QuotaExceeded,
     SessionNotFound,
     StaleSession,
     StateError,
@@ -26,7 +27,7 @@ from engine.errors import (
 )
 from engine.state import Provenance, SamplerParams, SeqId
 from engine.verbs import Verbs
-from serialization.archive import read_archive
+from serialization.archive import archive_nbytes, read_archive
 from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, Message
 from serialization.resume import cut
@@ -35,16 +36,18 @@ from sessions import names, salts
 from sessions.catalog import Catalog, Entry
 from sessions.check import CheckReport, check_store, repair_store
 from sessions.commits import Commits
-from sessions.gc import GcPlan, GcResult, collect, plan_gc
+from sessions.gc import GcPlan, GcResult, collect, free, plan_gc
 from sessions.listing import Page, Usage, list_page, list_sessions, read_info, usage
 from sessions.pins import Pins
 from sessions.policy import Policy
 from sessions.prefix import Hit, PrefixIndex
+from sessions.quota import Quota
 from sessions.reduce import bare, before, imported, tombstone
 from sessions.restore import Fallback, RestoreResult, restore, seed, stored_prefix
 from sessions.saving import export, export_turn, stands, write_turn
 from sessions.session import ExportInfo, Pin, SaveResult, Session, SessionInfo
 from sessions.turns import first_of
+from sessions.uses import note_use
 
 #: How often a save is tried again when it took so long that gc might have met its blobs.
 _SLOW_SAVE_TRIES = 3
@@ -65,8 +68,10 @@ class SessionManager:
         holder: str | None = None,
         tenant: str = "default",
         salt: str | None = None,
+        quota: Quota | None = None,
     ) -> None:
-        """Prefixes are shared by the tenant's sessions that have the same `salt` (see `salts`)."""
+        """Prefixes are shared by the tenant's sessions that have the same `salt` (see `salts`). Managers of
+        one tenant share a `quota`; by default it is one of its own, as the policy says."""
         self.store = store
         self.policy = policy or Policy()
         self.tenant = tenant
@@ -74,19 +79,35 @@ class SessionManager:
         self._engine = engine
         self._holder = holder or f"pid {os.getpid()} on {socket.gethostname()}"
         self._catalog = Catalog(store)
-        self._pins = Pins(store)
+        self._quota = quota or Quota(store, self.policy.quota)
+        self._pins = Pins(store, self.room)
         self._prefixes = PrefixIndex(store, tenant, salt)
-        self.commits = Commits(store, self._prefixes, self._holder, tenant, self.policy.lease)
+        self.commits = Commits(store, self._prefixes, self._holder, tenant, self.policy.lease, self.room)
 
     def salted(self, engine: Verbs, salt: str | None) -> SessionManager:
         """The manager of the same sessions, for turns that are asked with another salt."""
-        return SessionManager(self.store, engine, self.policy, self._holder, self.tenant, salt)
+        return SessionManager(self.store, engine, self.policy, self._holder, self.tenant, salt, self._quota)
 
     @property
     def engine(self) -> Verbs:
         if self._engine is None:
             raise ConfigError("this needs a model: the session manager was opened without an engine")
         return self._engine
+
+    @contextmanager
+    def room(self, nbytes: int) -> Iterator[None]:
+        """Room for `nbytes` under the tenant's quota, for as long as the block takes. Where there is none and
+        the policy has a budget, sessions least recently used give up rows first. Raises QuotaExceeded."""
+        with ExitStack() as granted:
+            try:
+                granted.enter_context(self._quota.room(nbytes))
+            except QuotaExceeded:
+                if self.policy.budget is None or not self._quota.may_free():
+                    raise
+                free(self.store, self.policy, self._quota.missing(nbytes), self._delete, self._release_rows)
+                self._quota.forget()
+                granted.enter_context(self._quota.room(nbytes))
+            yield
 
     # --- open ---------------------------------------------------------------------------------
 
@@ -141,16 +162,23 @@ class SessionManager:
 
         A lease that ended is taken again, if nobody has it now and the session is where we left it.
         Raises StaleSession when the session is not at `expected` (by default, where the handle
-        stands), LeaseLost, StoreFull, StoreUnavailable; what is stored is then the old turn.
+        stands), LeaseLost, QuotaExceeded (before a byte is written), StoreFull, StoreUnavailable; what is
+        stored is then the old turn.
         """
         if expected is not None and expected != session.generation:
             raise StaleSession(f"session {session.id} is at turn {session.generation}, not {expected}")
+        with ExitStack() as granted:
+            return self._save(session, seq, messages, lambda n: granted.enter_context(self.room(n)))
+
+    def _save(
+        self, session: Session, seq: SeqId, messages: Sequence[Message], ask: Callable[[int], object]
+    ) -> SaveResult:
         begun = time.monotonic()
         if self.commits.make_sure(session) and stands(self.engine, seq, messages, session):
             return SaveResult(session.generation, 0, 0, time.monotonic() - begun)
         for _ in range(_SLOW_SAVE_TRIES):
             started = time.monotonic()
-            turn = write_turn(self.store, self.engine, session, seq, messages, self.policy, self.tenant)
+            turn = write_turn(self.store, self.engine, session, seq, messages, self.policy, self.tenant, ask)
             if time.monotonic() - started < self.policy.grace / 2:
                 break  # gc spares blobs younger than its grace, so all of these are still there
         else:
@@ -164,6 +192,7 @@ class SessionManager:
         session.synced, session.draft_synced = len(manifest.tokens), turn.draft_synced
         with suppress(StoreError):  # only a hint, and the turn is committed
             self._prefixes.add(manifest, known)
+        self.note_use(manifest)
         nbytes += turn.nbytes
         return SaveResult(manifest.generation, turn.num_blobs + 1, nbytes, time.monotonic() - begun)
 
@@ -172,8 +201,15 @@ class SessionManager:
         if session.manifest is None:
             raise SessionNotFound(f"session {session.id} was never saved")
         seq, result = restore(self.engine, self.store, session.manifest, self.policy, fallback)
+        self.note_use(session.manifest)
         session.synced, session.draft_synced = result.restored, result.draft_restored
         return seq, result
+
+    def note_use(self, manifest: Manifest) -> None:
+        """The session is in use now, which puts off the end of its time. That it could not be noted is told
+        nowhere: it is a hint."""
+        with suppress(StoreError):
+            note_use(self.store, manifest, self.policy.touch_every)
 
     def seed(self, session: Session, tokens: Sequence[int], sampler: SamplerParams) -> tuple[SeqId, int]:
         """A live sequence with as many of `tokens` as the session's stored rows can give; the count too."""
@@ -334,10 +370,15 @@ class SessionManager:
         if name is not None:
             self._catalog.check_free(name)
         started, session = time.monotonic(), names.new_session_id()
-        manifest = read_archive(source, self.store.scoped(session))
-        if time.monotonic() - started >= self.policy.grace / 2:
-            verify_kept(self.store, manifest)  # gc might have met the first of them
-        return self.commits.begin(imported(manifest), name, None, session)
+        with ExitStack() as granted:
+            manifest = read_archive(
+                source,
+                self.store.scoped(session),
+                lambda announced: granted.enter_context(self.room(archive_nbytes(announced))),
+            )
+            if time.monotonic() - started >= self.policy.grace / 2:
+                verify_kept(self.store, manifest)  # gc might have met the first of them
+            return self.commits.begin(imported(manifest), name, None, session)
 
     def check(self) -> CheckReport:
         """Read everything and tell what is wrong; changes nothing."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from engine.errors import SessionExists, StaleSession
 from serialization.blobs import BlobClass, Store
-from serialization.manifest import ManifestKind
+from serialization.manifest import Manifest, ManifestKind
 from sessions import names
 from sessions.catalog import Catalog, Entry
+from sessions.commits import NEW_SESSION_NBYTES
+from sessions.quota import Room
 from sessions.session import Pin
 
 
@@ -16,18 +18,25 @@ class Pins:
     """Pin, list and unpin the stored turns of one store. A pin has a manifest of its own, so that a
     rebuilt index finds it again."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, room: Room) -> None:
         self._store = store
+        self._room = room
         self._catalog = Catalog(store)
 
     def add(self, entry: Entry, name: str) -> Pin:
-        """Keep `entry` under `name`. Raises SessionExists, NameRefused, StaleSession."""
+        """Keep `entry` under `name`. Raises SessionExists, NameRefused, StaleSession, QuotaExceeded."""
         names.check_name(name)
         source = entry.manifest
         pinned = replace(
             source, kind=ManifestKind.PIN, pin=name, parent=entry.blob, updated=self._store.now()
         )
-        blob = self._store.scoped(source.session).put(BlobClass.MANIFEST, pinned.encode())
+        data = pinned.encode()
+        with self._room(len(data) + NEW_SESSION_NBYTES):
+            return self._put(entry, name, pinned, data)
+
+    def _put(self, entry: Entry, name: str, pinned: Manifest, data: bytes) -> Pin:
+        source = entry.manifest
+        blob = self._store.scoped(source.session).put(BlobClass.MANIFEST, data)
         # Only while the session still stands at this turn: else gc might already have met its blobs.
         if not self._store.swap(names.pin_ref(name), None, blob.encode(), guard=entry.guard):
             if self._store.read(names.pin_ref(name)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from serialization.resume import first_new, first_new_of_draft
 from serialization.snapshot import WrittenState, write_state
 from serialization.trim import trimmed
 from sessions.policy import Policy
+from sessions.quota import most_nbytes
 from sessions.session import ExportInfo, Session
 from sessions.stores.memory import MemoryStore
 
@@ -41,17 +42,21 @@ def write_turn(
     messages: Sequence[Message],
     policy: Policy,
     tenant: str,
+    ask: Callable[[int], object],
 ) -> Turn:
-    """Put the row blobs of the session's next turn, and of its draft."""
+    """Put the row blobs of the session's next turn, and of its draft. Before the first one `ask` is told how
+    many bytes the whole turn takes at most, and may raise."""
     store = store.scoped(session.id)
     before = session.manifest
     if before is not None and list(before.fingerprint.differing(engine.fingerprint)):
         before = None  # rows of another model, read again: none of the stored ones can be kept
     since = first_new(before, engine.tokens(seq), engine.spans(seq), session.synced)
     state = _with_draft(engine.snapshot(seq, since), engine, seq, before, session.draft_synced, since)
+    state = trimmed(state, before, session.synced, session.draft_synced)
+    ask(most_nbytes(state, before, messages, session.note))
     written = write_state(
         store,
-        trimmed(state, before, session.synced, session.draft_synced),
+        state,
         before,
         session.synced,
         codec_set(policy.codec),

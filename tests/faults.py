@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from engine.errors import StoreUnavailable
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class FaultyStore:
     """A store whose calls fail as planned: 'r' before it acts, 'R' after it acted (the answer is lost).
 
     `plan` is read one letter per call, '.' being a call that works; all is well after its end. Calls
-    of `usage`, `check_index`, `rebuild`, `list_stray`, `sweep` and `close` are not counted.
+    of `usage`, `tiers`, `check_index`, `rebuild`, `list_stray`, `sweep` and `close` are not counted.
     """
 
     def __init__(self, store: Store, plan: str = "") -> None:
@@ -125,6 +125,9 @@ class FaultyStore:
 
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._call(self.store.has, blobs)
+
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        self._call(self.store.refresh, blobs)
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         return self._call(self.store.list_blobs)
@@ -170,6 +173,9 @@ class FaultyStore:
 
     def usage(self) -> int:
         return self.store.usage()
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return self.store.tiers()
 
     def check_index(self) -> tuple[str, ...]:
         return self.store.check_index()

@@ -7,12 +7,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from engine.errors import Busy, Draining, NoSlot
 from engine.generation import Cancel
 
 #: Seconds between two looks at whether one who waits still wants to.
 _PATIENCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Sequences and cells of the engine that some hold who will give them back by themselves."""
+
+    num_seqs: int = 0
+    num_cells: int = 0
 
 
 class Admission:
@@ -25,14 +34,21 @@ class Admission:
     """
 
     def __init__(
-        self, max_turns: int, max_waiting: int, num_seqs: int, num_cells: int, held: Callable[[], int]
+        self,
+        max_turns: int,
+        max_waiting: int,
+        num_seqs: int,
+        num_cells: int,
+        held: Callable[[], int],
+        borrowed: Callable[[], Borrowed] = Borrowed,
     ) -> None:
-        """Of the `num_seqs` as many as `held` says are not to be had."""
+        """Of the `num_seqs` as many as `held` says are not to be had; for what is `borrowed` one waits."""
         self._max_turns = max_turns
         self._max_waiting = max_waiting
         self._num_seqs = num_seqs
         self._num_cells = num_cells
         self._held = held
+        self._borrowed = borrowed
         self._changed = threading.Condition()
         self._running = 0
         self._replies = 0
@@ -134,11 +150,11 @@ class Admission:
             self._changed.notify_all()
 
     def _may_run(self, wanted: int) -> bool:
-        free = self._num_seqs - self._held() - self._replies
+        free = self._num_seqs - self._held() - self._borrowed().num_seqs - self._replies
         return self._running < self._max_turns and wanted <= free
 
     def _fits(self, count: int) -> bool:
-        return not self._reserved or self._reserved + count <= self._num_cells
+        return not self._reserved or self._reserved + count <= self._num_cells - self._borrowed().num_cells
 
     def _refuse(self) -> None:
         if self._draining:

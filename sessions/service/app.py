@@ -7,7 +7,7 @@ A request passes, from the outside in: `observing` (its id, log and metrics), `a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -39,6 +39,8 @@ from sessions.service.openapi import describe
 from sessions.service.rates import Rate
 from sessions.service.refusals import http_error, invalid, tenuto_error
 from sessions.service.slot_table import SlotTable
+from sessions.service.storage import Storage
+from sessions.service.sweeper import Sweeper, Swept
 from sessions.service.threads import Threads
 from sessions.service.tracing import NoTracing, Tracing
 
@@ -62,15 +64,26 @@ def build_app(
     keys: Keys | None = None,
     log: Log | None = None,
     tracing: Tracing | None = None,
+    tenants: Callable[[], Iterable[str]] = tuple,
 ) -> FastAPI:
     """An application that answers for `backend`, which stays its owner's: it is not closed with it. Without
     `keys` everyone is the tenant "default", so it must not be reachable from elsewhere. `log` is written one
-    line a request, `tracing` told of each; both stay their owner's."""
-    config = config or ServiceConfig()
+    line a request, `tracing` told of each; both stay their owner's. Of `tenants` the stores are looked at and
+    swept, beside those of the backend's own."""
+    config, log = config or ServiceConfig(), log or Log(None)
+
+    def everyone() -> Iterable[str]:
+        return {*backend.tenants(), *tenants()}
+
+    def told(swept: Swept) -> None:
+        service.metrics.swept(swept)
+        log.swept(swept)
+
+    storage = Storage(backend.managed, everyone)
     service = Service(
         backend,
         config,
-        Metrics(backend),
+        Metrics(backend, storage),
         Threads(config.max_requests, config.threads),
         asyncio.Semaphore(config.max_imports),
         SlotTable(backend.model.num_seqs),
@@ -80,7 +93,14 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeper = None
+        if config.sweep is not None:
+            sweeper = Sweeper(backend.managed, everyone, config.sweep, told)
+            sweeper.start()
         yield
+        if sweeper is not None:
+            await asyncio.to_thread(sweeper.close)
+        await asyncio.to_thread(storage.close)
         service.threads.close()
 
     app = FastAPI(
@@ -101,11 +121,7 @@ def build_app(
     app.add_middleware(Bodies, config=config)
     app.add_middleware(Access, keys=keys, config=config)
     app.add_middleware(
-        Observing,
-        config=config,
-        metrics=service.metrics,
-        log=log or Log(None),
-        tracing=tracing or NoTracing(),
+        Observing, config=config, metrics=service.metrics, log=log, tracing=tracing or NoTracing()
     )
     describe(app, with_keys=keys is not None)
     return app

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -17,13 +18,14 @@ from sessions import salts
 from sessions.listing import Usage
 from sessions.manager import SessionManager
 from sessions.policy import Policy
+from sessions.quota import Quota
 from sessions.restore import RestoreResult
-from sessions.service.admission import Admission
+from sessions.service.admission import Admission, Borrowed
 from sessions.service.ask import Ask, ChatMessage, Keep, Own
 from sessions.service.choosers import Choosers
 from sessions.service.common import Common
 from sessions.service.completion import Wanted, complete
-from sessions.service.held import save_again
+from sessions.service.held import save_again, settle, wait_until_stored
 from sessions.service.past import Past
 from sessions.service.place import Place, scope_of
 from sessions.service.planner import Planner
@@ -32,6 +34,7 @@ from sessions.service.saving_again import SavingAgain
 from sessions.service.stored import Stored
 from sessions.service.told import Load, ModelView, Page, SessionView, Told
 from sessions.service.turns import as_messages, to_edit, to_regenerate, to_say, turn
+from sessions.service.write_back import Bounds, WriteBack
 from sessions.session import ExportInfo, Pin, SaveResult
 from sessions.stores.base import check_tenant
 from sessions.transcript import align
@@ -44,18 +47,33 @@ Turning = Generator[Told, None, None]
 class BackendConfig:
     """max_turns    turns that run at once, each in the thread that asks for it, with sequences of the engine
     max_waiting  turns that may wait for one of those to end; beyond them Busy is raised
-    policy       of every tenant's store
+    policy       what a tenant may keep, and how it is written
+    tenants      the policies of tenants that have one of their own
     holder       this process, for those whom a lease keeps out; None: pid and host
     patience     seconds for which a turn waits for another one in its session, before LeaseHeld is raised
     saving_again seconds after which a turn that could not be saved is tried again
+    write_back   how much may be saved after its turn has ended; None: each turn is saved before that
     """
 
     max_turns: int = 64
     max_waiting: int = 256
     policy: Policy = field(default_factory=Policy)
+    tenants: Mapping[str, Policy] = field(default_factory=dict)
     holder: str | None = None
     patience: float = 5.0
     saving_again: float = 2.0
+    write_back: Bounds | None = None
+
+    def policy_of(self, tenant: str) -> Policy:
+        return self.tenants.get(tenant, self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What this process has of a tenant: its store, and how much may be in it."""
+
+    store: Store
+    quota: Quota
 
 
 class Backend:
@@ -83,8 +101,9 @@ class Backend:
     IdempotencyKeyReused  something else was asked under `Ask.once` before                        409
     StateError        stored bytes that cannot be believed, where `fallback` is REFUSE            409
                       (of an archive that is imported: 400)
+    QuotaExceeded     the tenant stores as much as it may                                         507
     StoreUnavailable  StoreFull, IndexDamaged; only where nothing was said: after a reply they    503
-                      are told in `Ended.save_error`                                    (507, 500)
+                      (and QuotaExceeded) are told in `Ended.save_error`                (507, 500)
     EngineError       anything else that the model did                                            500
     """
 
@@ -98,19 +117,27 @@ class Backend:
         self._driver = Driver(engine)
         self._open_store = open_store
         self._config = config
-        self._stores: dict[str, Store] = {}
+        self._tenants: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._closed = False
         residents, of = Residents(engine.config.num_seqs), engine.config
+        bounds = config.write_back
+        write_back = None if bounds is None else WriteBack(bounds, of.num_seqs, of.num_cells)
         self._common = Common(
             Admission(
-                config.max_turns, config.max_waiting, of.num_seqs, of.num_cells, lambda: residents.num_unsaved
+                config.max_turns,
+                config.max_waiting,
+                of.num_seqs,
+                of.num_cells,
+                lambda: residents.num_unsaved,
+                Borrowed if write_back is None else write_back.held,
             ),
             residents,
             Planner(),
             Choosers(engine.tokenizer),
             threading.Event(),
             config.patience,
+            write_back,
         )
         self._saving_again = SavingAgain(self._common, config.saving_again)
 
@@ -139,6 +166,7 @@ class Backend:
             decode_speed=self._driver.pace.decode_speed,
             num_batches=self._driver.pace.num_batches,
             num_batch_tokens=self._driver.pace.num_tokens,
+            write_back=None if self._common.write_back is None else self._common.write_back.load(),
         )
 
     # --- turns --------------------------------------------------------------------------------
@@ -197,7 +225,7 @@ class Backend:
         return stored.view(stored.create(name, system, sampler, title, note))
 
     def get(self, tenant: str, session: str) -> SessionView:
-        stored = self._stored(tenant)
+        stored = self._settled(tenant, session)
         return stored.view(stored.entry(session))
 
     def list(self, tenant: str, limit: int = 20, after: str | None = None, containing: str = "") -> Page:
@@ -207,14 +235,14 @@ class Backend:
 
     def fork(self, tenant: str, session: str, name: str | None = None, turns_back: int = 0) -> SessionView:
         """A new session with the same past, but for its last `turns_back` turns."""
-        stored = self._stored(tenant)
+        stored = self._settled(tenant, session)
         return stored.view(stored.fork(session, name, turns_back))
 
     def rewind(
         self, tenant: str, session: str, turns: int = 1, expected: BlobId | None = None
     ) -> tuple[SessionView, RestoreResult]:
         """Take back the last turns."""
-        stored = self._stored(tenant)
+        stored = self._settled(tenant, session)
         self._save(tenant, session)
         entry, result = stored.rewind(session, turns, expected)
         return stored.view(entry), result
@@ -222,7 +250,7 @@ class Backend:
     def rename(
         self, tenant: str, session: str, name: str | None, expected: BlobId | None = None
     ) -> SessionView:
-        stored = self._stored(tenant)
+        stored = self._settled(tenant, session)
         self._save(tenant, session)
         return stored.view(stored.rename(session, name, expected))
 
@@ -237,17 +265,19 @@ class Backend:
         """Let the session's messages be these, without a reply: those that it has and are the same stay as
         they were fed, and the others are read with its next turn. `note` is kept beside them (at most 1
         MiB)."""
-        stored = self._stored(tenant)
+        stored = self._settled(tenant, session)
         self._save(tenant, session)
         return stored.view(stored.amend(session, as_messages(messages), note, expected))
 
     def save(self, tenant: str, session: str) -> tuple[SessionView, SaveResult | None]:
         """Store a turn that could not be saved; None where all is stored already."""
+        settle(self._common, self._place(tenant, ""), session)
         stored = self._stored(tenant)
         saved = self._save(tenant, session)
         return stored.view(stored.entry(session)), saved
 
     def delete(self, tenant: str, session: str, expected: BlobId | None = None) -> None:
+        self._settled(tenant, session)
         unsaved = self._take_unsaved(tenant, session)
         if unsaved is not None:
             unsaved.place.engine.forget(unsaved.live.seq)
@@ -257,6 +287,7 @@ class Backend:
     def export(self, tenant: str, session: str, out: BinaryIO) -> ExportInfo:
         """Write the session, as it is stored or (a turn that could not be saved) in memory, as one
         archive."""
+        self._settled(tenant, session)
         unsaved = self._take_unsaved(tenant, session)
         if unsaved is None:
             return self.manager(tenant).export(session, out)
@@ -273,6 +304,7 @@ class Backend:
 
     def pin(self, tenant: str, session: str, name: str) -> Pin:
         """Keep the session's newest turn under `name`."""
+        self._settled(tenant, session)
         return self.manager(tenant).pin(session, name)
 
     def pins(self, tenant: str) -> Sequence[Pin]:
@@ -292,6 +324,24 @@ class Backend:
     def manager(self, tenant: str) -> SessionManager:
         """The tenant's stored sessions, for what is done to all of them: check, gc, list with sizes."""
         return self._place(tenant, "").manager
+
+    def tenants(self) -> Sequence[str]:
+        """Those whom this process knows: who was here, and who has a policy of his own."""
+        with self._lock:
+            return tuple({*self._tenants, *self._config.tenants})
+
+    @contextmanager
+    def managed(self, tenant: str) -> Iterator[SessionManager]:
+        """`manager`, without an engine: the store of one who was not here is opened for the block alone."""
+        with self._lock:
+            was_here = tenant in self._tenants
+        if was_here:
+            yield self.manager(tenant)
+            return
+        check_tenant(tenant)
+        config = self._config
+        with closing(self._open_store(tenant)) as store:
+            yield SessionManager(store, None, config.policy_of(tenant), config.holder, tenant)
 
     # --- words --------------------------------------------------------------------------------
 
@@ -327,6 +377,8 @@ class Backend:
         if not admission.wait_until_idle(seconds):
             self._common.ending.set()
             admission.wait_until_idle(None)
+        if self._common.write_back is not None:
+            self._common.write_back.wait()
         self._saving_again.close()
         self._save_all()
 
@@ -338,28 +390,39 @@ class Backend:
         try:
             self.drain(0.0)
         finally:
+            if self._common.write_back is not None:
+                self._common.write_back.close()
             self._driver.close()
             self._engine.end()
-            for store in self._stores.values():
-                store.close()
+            for kept in self._tenants.values():
+                kept.store.close()
 
     # --- inside -------------------------------------------------------------------------------
 
     def _place(self, tenant: str, salt: str) -> Place:
         check_tenant(tenant)
-        digest, config = salts.digest_of(tenant, salt), self._config
+        digest, config, kept = salts.digest_of(tenant, salt), self._config, self._kept(tenant)
         engine = SharedEngine(self._driver, scope_of(tenant, digest))
-        manager = SessionManager(self._store(tenant), engine, config.policy, config.holder, tenant, digest)
+        manager = SessionManager(
+            kept.store, engine, config.policy_of(tenant), config.holder, tenant, digest, kept.quota
+        )
         return Place(engine, manager)
 
-    def _store(self, tenant: str) -> Store:
+    def _kept(self, tenant: str) -> _Kept:
         with self._lock:
-            if tenant not in self._stores:
-                self._stores[tenant] = self._open_store(tenant)
-            return self._stores[tenant]
+            if tenant not in self._tenants:
+                store = self._open_store(tenant)
+                self._tenants[tenant] = _Kept(store, Quota(store, self._config.policy_of(tenant).quota))
+            return self._tenants[tenant]
 
     def _stored(self, tenant: str) -> Stored:
         return Stored(self._common, self._place(tenant, ""))
+
+    def _settled(self, tenant: str, session: str) -> Stored:
+        """The tenant's sessions, once nothing of this one waits to be saved."""
+        place = self._place(tenant, "")
+        wait_until_stored(self._common, place, session)
+        return Stored(self._common, place)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         most = self._engine.tokenizer.vocab_size

@@ -19,7 +19,7 @@ from sessions.live import Live
 from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.service.ask import Ask, Keep, Own
 from sessions.service.common import Common
-from sessions.service.held import Held, restore
+from sessions.service.held import Held, restore, wait_until_stored
 from sessions.service.past import Past
 from sessions.service.place import Place
 from sessions.service.replies import Replies
@@ -66,6 +66,8 @@ def complete(common: Common, place: Place, past: Past, wanted: Wanted) -> Genera
     if not wanted.messages:
         raise UsageError("a conversation needs a message")
     cancel = common.cancel(ask.cancel)
+    if wanted.parent is not None:
+        wait_until_stored(common, place, wanted.parent)
     with common.admission.turn(cancel, ask.num_replies):
         source = _source(place, past, wanted)
         room = cells_for(0, wanted.messages, ask, place.engine)
@@ -149,6 +151,7 @@ def _opened(common: Common, place: Place, source: Entry | None, wanted: Wanted) 
             replies=manifest.replies,
         )
         try:
+            place.manager.note_use(manifest)
             stays = wanted.keep is not Keep.PAST or wanted.parent is not None
             return restore(common, place, session, Fallback.RECOMPUTE, others_may_follow=stays)
         except (StateError, StoreError):

@@ -19,6 +19,7 @@ class ServiceConfig:
     keepalive     seconds without an event after which a stream says that it is alive
     retry_after   seconds, told to whom is refused for load and no better number is known
     operators     tenants who may see what the service counts of all; without API keys everyone may
+    sweep         seconds between two sweeps of a tenant's store; None: nothing is collected here
     hosts         names that a request's Host may have beside those of the loopback, without API keys (with
                   keys any: a key is what a page of elsewhere has not)
     """
@@ -36,6 +37,7 @@ class ServiceConfig:
     retry_after: float = 1.0
     operators: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    sweep: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

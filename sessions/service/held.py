@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from engine.errors import NoSlot, StoreError, TenutoError
 from engine.state import Pending, SeqId
 from serialization.blobs import BlobId
+from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Message
 from sessions.live import Live
+from sessions.names import is_session_id
+from sessions.quota import about_nbytes
 from sessions.restore import Fallback, Reason, RestoreResult
 from sessions.saving import stands
 from sessions.service.common import Common
@@ -80,6 +83,25 @@ class Held:
         self.keep()
         return saved, None
 
+    def save_later(self) -> bool:
+        """Have `save_and_keep` done in the background. False where the bounds of that, or its absence, forbid
+        it. Who asks for the session meanwhile waits (`settle`)."""
+        if self.common.write_back is None:
+            return False
+        engine, length = self.place.engine, self.live.length
+        start = self.session.synced // CHUNK_TOKENS * CHUNK_TOKENS
+        nbytes = about_nbytes(engine.layout, min(start, length), length)
+        return self.common.write_back.take(
+            self.place.tenant, self.session.id, length, nbytes, self._save_in_the_background
+        )
+
+    def _save_in_the_background(self) -> TenutoError | None:
+        _, error = self.save_and_keep()
+        if error is not None and not isinstance(error, StoreError):  # and so it was given up
+            assert self.common.write_back is not None
+            self.common.write_back.lose(self.place.tenant, self.session.id, error)
+        return error
+
     def keep(self) -> None:
         """Everything is saved: rest until the next turn."""
         session, place = self.session, self.place
@@ -102,6 +124,32 @@ def save_again(common: Common, unsaved: Unsaved) -> tuple[SaveResult | None, Ten
     """Try once more to save what could not be saved. See `Held.save_and_keep`."""
     live = unsaved.live
     return Held(common, unsaved.place, live, in_memory(live, time.perf_counter())).save_and_keep()
+
+
+def settle(common: Common, place: Place, ref: str) -> None:
+    """Wait until the session's last turn is stored, or known not to be. Raises why it was lost."""
+    session = _written_back(common, place, ref)
+    if session is not None and common.write_back is not None:
+        common.write_back.settle(place.tenant, session)
+
+
+def wait_until_stored(common: Common, place: Place, ref: str) -> None:
+    """The same for who is only looking: nothing is raised."""
+    session = _written_back(common, place, ref)
+    if session is not None and common.write_back is not None:
+        common.write_back.stored(place.tenant, session)
+
+
+def _written_back(common: Common, place: Place, ref: str) -> str | None:
+    """The id of the session, if it may be one that is written back."""
+    if common.write_back is None or not common.write_back.holds(place.tenant):
+        return None
+    if is_session_id(ref):
+        return ref.upper()
+    try:
+        return place.manager.find(ref)
+    except TenutoError:  # who goes on from here meets it, too
+        return None
 
 
 def restore(

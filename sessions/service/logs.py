@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from blake3 import blake3
 
 from sessions.service.record import Record
+from sessions.service.sweeper import Swept
 
 
 class Log:
@@ -51,6 +52,24 @@ class Log:
             trace_id=record.trace_id,
             kind=type(error).__name__,
             frames=frames,
+        )
+
+    def swept(self, swept: Swept) -> None:
+        """What a sweep of one tenant's store did, or what kept it from that."""
+        tenant, ms = tenant_hash(swept.tenant), round(swept.seconds * 1000, 1)
+        if swept.result is None:
+            self._line(event="sweep_failed", tenant=tenant, ms=ms, error=type(swept.error).__name__)
+            return
+        result = swept.result
+        self._line(
+            event="swept",
+            tenant=tenant,
+            ms=ms,
+            expired=len(result.expired),
+            released=len(result.released),
+            skipped=len(result.skipped),
+            num_blobs=result.num_blobs,
+            nbytes=result.nbytes,
         )
 
     def note(self, event: str, **fields: Any) -> None:

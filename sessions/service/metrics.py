@@ -11,6 +11,9 @@ from prometheus_client.registry import Collector
 
 from sessions.restore import RestoreResult
 from sessions.service.backend import Backend
+from sessions.service.logs import tenant_hash
+from sessions.service.storage import Storage
+from sessions.service.sweeper import Swept
 from sessions.service.told import Begun, Ended, Told
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -19,7 +22,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     """Safe from many threads. Labels are of fixed sets: never an id, a name or a path."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, storage: Storage) -> None:
         self._registry = registry = CollectorRegistry()
         self._restores = Counter("tenuto_restores", "Restores, by reason", ["reason"], registry=registry)
         self._restored = Counter("tenuto_restored_tokens", "Tokens not read again", registry=registry)
@@ -42,7 +45,14 @@ class Metrics:
         self._request_seconds = Histogram(
             "tenuto_http_request_seconds", "Until an answer's last byte", ["route"], registry=registry
         )
+        self._sweeps = Counter("tenuto_sweeps", "Stores that were swept", ["outcome"], registry=registry)
+        self._swept_sessions = Counter(
+            "tenuto_swept_sessions", "Sessions that outlived their time", ["what"], registry=registry
+        )
+        self._swept_blobs = Counter("tenuto_swept_blobs", "Blobs that sweeps deleted", registry=registry)
+        self._swept_bytes = Counter("tenuto_swept_bytes", "Bytes of those", registry=registry)
         registry.register(_Now(backend))
+        registry.register(_Stored(storage))
         ProcessCollector(registry=registry)  # memory, processor time and open files, where the system tells
 
     def hear(self, told: Told) -> None:
@@ -69,6 +79,22 @@ class Metrics:
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
+    def swept(self, swept: Swept) -> None:
+        """What a sweep of one tenant's store did."""
+        result = swept.result
+        if result is None:
+            self._sweeps.labels("failed").inc()
+            return
+        self._sweeps.labels("done").inc()
+        for what, sessions in (
+            ("expired", result.expired),
+            ("released", result.released),
+            ("skipped", result.skipped),
+        ):
+            self._swept_sessions.labels(what).inc(len(sessions))
+        self._swept_blobs.inc(result.num_blobs)
+        self._swept_bytes.inc(result.nbytes)
+
     def text(self) -> bytes:
         """All of them, in Prometheus's text format."""
         return generate_latest(self._registry)
@@ -92,5 +118,39 @@ class _Now(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"tenuto_{name}", text, value)
+        if (waiting := load.write_back) is not None:
+            for name, text, value in (
+                ("turns", "Turns that ended and are being saved", waiting.num_turns),
+                ("bytes", "Bytes of their rows, before encoding", waiting.nbytes),
+                ("seconds", "How long the oldest of them waits", waiting.seconds),
+            ):
+                yield GaugeMetricFamily(f"tenuto_write_back_{name}", text, value)
+            yield CounterMetricFamily(
+                "tenuto_written_back", "Turns saved after they ended", waiting.num_saved
+            )
+            yield CounterMetricFamily(
+                "tenuto_write_back_errors",
+                "Turns that could not be saved after they ended",
+                waiting.num_failed,
+            )
         yield CounterMetricFamily("tenuto_batches", "Batches that were computed", load.num_batches)
         yield CounterMetricFamily("tenuto_batch_tokens", "Tokens in all batches", load.num_batch_tokens)
+
+
+class _Stored(Collector):
+    """What tenants have stored; a tenant is called as the log calls it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._storage.figures()
+        stored = GaugeMetricFamily(
+            "tenuto_stored_bytes", "Bytes that a tenant has in a tier", labels=["tenant", "tier"]
+        )
+        for tenant, tiers in figures.tiers.items():
+            for tier in tiers:
+                stored.add_metric([tenant_hash(tenant), tier.kind], tier.nbytes)
+        yield stored
+        if figures.age is not None:
+            yield GaugeMetricFamily("tenuto_stored_age_seconds", "How old these figures are", figures.age)

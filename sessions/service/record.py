@@ -38,7 +38,7 @@ class Record:
             case Ended():
                 self.session = told.session or self.session
                 self.reply_tokens = sum(reply.num_tokens for reply in told.replies)
-                self.saved = told.save_error is None
+                self.saved = told.save_error is None and not told.pending
 
 
 def attach(scope: Scope, record: Record) -> None:

@@ -32,6 +32,7 @@ STATUS: dict[type[errors.TenutoError], int] = {
     errors.StoreError: 503,
     errors.StoreFull: 507,
     errors.IndexDamaged: 500,
+    errors.QuotaExceeded: 507,
     errors.SessionError: 409,
     errors.SessionNotFound: 404,
     errors.SessionAmbiguous: 404,
@@ -56,6 +57,7 @@ _CODES: dict[type[errors.TenutoError], str] = {
 #: What is told of `details`, where an error has it: nothing that is not meant for the client.
 _TOLD = frozenset(
     {"holder", "until", "fence", "retry_after", "fields", "limit", "size", "supported", "generation", "lost"}
+    | {"quota", "used"}
 )
 
 _TYPES = {

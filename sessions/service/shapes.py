@@ -193,7 +193,8 @@ class Spoken(BaseModel):
 
 
 class TurnOut(BaseModel):
-    """A whole turn. Where `save_error` is there, the turn is in this process's memory alone."""
+    """A whole turn. Where `save_error` is there, the turn is in this process's memory alone. One that is
+    `pending` is being saved: its etag is not known yet."""
 
     session: str
     etag: str | None
@@ -202,6 +203,7 @@ class TurnOut(BaseModel):
     reply: Spoken
     saved: Saved | None
     save_error: ErrorDetail | None
+    pending: bool
 
 
 class Rewound(BaseModel):
@@ -276,6 +278,7 @@ def ended(told: Ended) -> dict[str, Any]:
         "reply": {"content": reply.text, "finish": reply.finish, "tokens": reply.num_tokens},
         "saved": None if told.saved is None else saved(told.saved),
         "save_error": None if told.save_error is None else body_of(told.save_error)["error"],
+        "pending": told.pending,
     }
 
 

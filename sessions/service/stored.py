@@ -13,6 +13,7 @@ from serialization.replies import replies_before
 from serialization.resume import common_prefix, last_resumable
 from sessions import names
 from sessions.catalog import Catalog, Entry
+from sessions.commits import NEW_SESSION_NBYTES
 from sessions.reduce import before
 from sessions.restore import Reason, RestoreResult
 from sessions.service.common import Common
@@ -125,7 +126,8 @@ class Stored:
                 sampler=sampler or SamplerParams(),
                 note=note,
             )
-            self._manager.commits.commit(session, manifest)
+            with self._manager.room(len(manifest.encode()) + NEW_SESSION_NBYTES):
+                self._manager.commits.commit(session, manifest)
             return session.stored()
         finally:
             session.close()
@@ -182,7 +184,9 @@ class Stored:
             replies = replies_before(entry.manifest.replies, len(kept))
             return replace(entry.manifest, messages=(*kept, *rest), note=note, replies=replies)
 
-        old, new = self._write(ref, expected, amended)
+        about = len((note or "").encode()) + sum(len(message.text.encode()) + 64 for message in messages)
+        with self._manager.room(about + NEW_SESSION_NBYTES):
+            old, new = self._write(ref, expected, amended)
         self._follow(old, new)
         return new
 

@@ -10,6 +10,7 @@ from engine.state import SamplerParams
 from serialization.blobs import BlobId
 from serialization.manifest import Message
 from sessions.restore import RestoreResult
+from sessions.service.write_back import WriteBackLoad
 from sessions.session import SaveResult
 
 
@@ -52,7 +53,8 @@ class Ended:
 
     `etag` is the session's turn as it is stored now, `saved` what was written for it. Where `save_error` is
     there, the turn is in this process's memory alone: the session goes on here, each next turn (and `save`)
-    tries again, and `etag` is still that of the turn before.
+    tries again, and `etag` is still that of the turn before. One that is `pending` is being saved: it has no
+    `etag` yet, and is lost if this process is killed before that is done.
     """
 
     replies: tuple[Spoken, ...]
@@ -60,6 +62,7 @@ class Ended:
     etag: BlobId | None
     saved: SaveResult | None
     save_error: TenutoError | None
+    pending: bool = False
 
 
 #: A turn is Begun, then any number of Said, then Ended. Errors before Begun: the message was not taken.
@@ -126,3 +129,4 @@ class Load:
     decode_speed: float | None
     num_batches: int = 0
     num_batch_tokens: int = 0
+    write_back: WriteBackLoad | None = None

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from engine.errors import LeaseHeld, TenutoError, UsageError
 from engine.generation import Cancel
 from engine.shared import SharedEngine
 from engine.tokenizer import Tokenizer
+from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Message
 from serialization.replies import KeptReply
 from sessions.live import Live
+from sessions.quota import about_nbytes
 from sessions.restore import RestoreResult
 from sessions.service.ask import Ask, ChatMessage
 from sessions.service.common import Common
-from sessions.service.held import MEASURED, Held
+from sessions.service.held import MEASURED, Held, settle
 from sessions.service.once import is_whole, told_again
 from sessions.service.place import Place
 from sessions.service.replies import Replies
@@ -45,6 +48,7 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Ge
     """See `Backend.turn`."""
     common.choosers.check(ask)
     cancel = common.cancel(ask.cancel)
+    settle(common, place, ref)
     until, pause = time.monotonic() + common.patience, SHORTEST_PAUSE
     while True:
         has = common.residents.num_unsaved_of(place.tenant, ref.upper())
@@ -99,6 +103,8 @@ def _turn(
     try:
         messages = change(live)
         room = cells_for(len(live.ids), messages, ask, engine)
+        with held.place.manager.room(_about_stored(held, room)):
+            pass  # asked for again, exactly, by the save: but nothing is said that has no room
     except BaseException:
         held.leave()
         raise
@@ -119,12 +125,20 @@ def _turn(
                     note_said(note, replies.spoken)
         finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
             with ask.watch(Stage.SAVE) as note:
-                saved, error = _concluded(held, replies.spoken[0], ask)
-                note_saved(note, saved, error)
-    yield Ended(replies.spoken, live.session.id, held.etag(), saved, error)
+                concluded = _concluded(held, replies.spoken[0], ask)
+                note_saved(note, concluded.saved, concluded.error)
+    etag = None if concluded.pending else held.etag()
+    yield Ended(replies.spoken, live.session.id, etag, concluded.saved, concluded.error, concluded.pending)
 
 
-def _concluded(held: Held, spoken: Spoken, ask: Ask) -> tuple[SaveResult | None, TenutoError | None]:
+@dataclass(frozen=True, slots=True)
+class _Concluded:
+    saved: SaveResult | None
+    error: TenutoError | None
+    pending: bool = False
+
+
+def _concluded(held: Held, spoken: Spoken, ask: Ask) -> _Concluded:
     try:
         held.live.spoke(spoken.text)
         if ask.once is not None:
@@ -133,7 +147,9 @@ def _concluded(held: Held, spoken: Spoken, ask: Ask) -> tuple[SaveResult | None,
     except BaseException:
         held.give_up()
         raise
-    return held.save_and_keep()
+    if held.save_later():
+        return _Concluded(None, None, pending=True)
+    return _Concluded(*held.save_and_keep())
 
 
 def note_restored(note: Note, result: RestoreResult) -> None:
@@ -175,6 +191,12 @@ def restored(opening: RestoreResult, reused: RestoreResult | None) -> RestoreRes
         opening.draft,
         opening.draft_restored,
     )
+
+
+def _about_stored(held: Held, cells: int) -> int:
+    """About how many bytes a turn will take that comes to so many cells."""
+    start = held.session.synced // CHUNK_TOKENS * CHUNK_TOKENS
+    return about_nbytes(held.place.engine.layout, min(start, cells), cells)
 
 
 def cells_for(length: int, messages: Sequence[Message], ask: Ask, engine: SharedEngine) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import StoreUnavailable, UsageError
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo, TierInfo, parse_blob_id
 from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_refs, check_swap, tenant_key
 from sessions.stores.blobtree import BlobTree, age_of, create_tree, stat_entry, unlink_old
 from sessions.stores.folder import (
@@ -96,6 +96,11 @@ class DiskStore:
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._open_tree().has(blobs)
 
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        """Nothing vanishes by age here."""
+        for blob in blobs:
+            parse_blob_id(blob)
+
     def list_blobs(self) -> Iterator[BlobInfo]:
         return self._open_tree().list_blobs()
 
@@ -155,6 +160,9 @@ class DiskStore:
             found = [stat_entry(tenant, name) for name in os.listdir(tenant)]
         ours = (status.st_size for status in found if status is not None and not stat.S_ISDIR(status.st_mode))
         return sum(ours) + self._open_tree().usage()
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return (TierInfo("disk", self.usage(), None),)
 
     def check_index(self) -> tuple[str, ...]:
         return self._index.check()

@@ -15,6 +15,7 @@ from serialization.blobs import (
     BlobInfo,
     Bytes,
     StrayInfo,
+    TierInfo,
     blob_id,
     parse_blob_id,
     short,
@@ -90,6 +91,11 @@ class MemoryStore:
             parse_blob_id(blob)
         with self._held.lock:
             return tuple(blob in self._held.blobs for blob in blobs)
+
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        """Nothing vanishes by age here."""
+        for blob in blobs:
+            parse_blob_id(blob)
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         with self._held.lock:
@@ -170,8 +176,12 @@ class MemoryStore:
     def usage(self) -> int:
         with self._held.lock:
             blobs = sum(len(data) for data, _ in self._held.blobs.values())
-            refs = sum(len(name) + len(sealed) for name, sealed in self._held.refs.items())
+            kept = (self._held.refs, *self._held.aside)
+            refs = sum(len(name) + len(sealed) for each in kept for name, sealed in each.items())
         return blobs + refs
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return (TierInfo("memory", self.usage(), None),)
 
     def check_index(self) -> tuple[str, ...]:
         problems = []

@@ -29,6 +29,7 @@ from serialization.blobs import (
     BlobInfo,
     Bytes,
     StrayInfo,
+    TierInfo,
     blob_class,
     blob_id,
     parse_blob_id,
@@ -133,6 +134,11 @@ class RedisStore:
         keys = [self._blob(parse_blob_id(blob)) for blob in blobs]
         found = self._many("exists", [(key,) for key in keys])
         return tuple(bool(count) for count in found)
+
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        """Renews their times to live, as reading them does."""
+        ttls = [(self._blob(parse_blob_id(blob)), self._ttl(blob_class(blob))) for blob in blobs]
+        self._many("pexpire", [(key, ttl) for key, ttl in ttls if ttl])
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         """By SCAN, so that a lost or evicted set of ages hides nothing; a blob without one counts as new."""
@@ -249,11 +255,30 @@ class RedisStore:
         return float(seconds) + float(micros) / 1e6
 
     def usage(self) -> int:
+        """Of every key of this tenant, by SCAN: it is what is there, whatever expired or was evicted."""
+        total, seen = 0, set[bytes]()
+        for found in self._scan(f"{self._prefix}*"):
+            keys = [key for key in dict.fromkeys(found) if key not in seen]
+            seen.update(keys)
+            kinds = self._many("type", [(key,) for key in keys])
+            strings = [key for key, kind in zip(keys, kinds, strict=True) if kind == b"string"]
+            total += sum(self._many("strlen", [(key,) for key in strings])) + sum(map(len, keys))
+            total += sum(self._fields_nbytes(*each) for each in zip(keys, kinds, strict=True))
+        return total
+
+    def _fields_nbytes(self, key: bytes, kind: bytes) -> int:
+        """Of what is in a hash or a sorted set."""
         with _redis_errors():
-            ages = self._client.zcard(self._ages) * (len(blob_id(BlobClass.ROWS, b"")) + 8)
-        blobs = sum(len(self._blob(info.blob)) + info.nbytes for info in self.list_blobs())
-        refs = sum(2 * len(name) + 8 + len(sealed) for name, sealed in self._rows(""))
-        return int(ages) + blobs + refs
+            if kind == b"hash":
+                return sum(
+                    len(name) + len(value) for name, value in self._client.hscan_iter(key, count=_BATCH)
+                )
+            if kind == b"zset":
+                return sum(len(name) + 8 for name, _ in self._client.zscan_iter(key, count=_BATCH))
+        return 0
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return (TierInfo("redis", self.usage(), None),)
 
     def check_index(self) -> tuple[str, ...]:
         problems = []

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from engine.errors import StoreUnavailable
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
 
 T = TypeVar("T")
 
@@ -73,6 +73,9 @@ class RetryingStore:
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._try(lambda: self._store.has(blobs))
 
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        self._try(lambda: self._store.refresh(blobs))
+
     def list_blobs(self) -> Iterator[BlobInfo]:
         return self._begun(self._store.list_blobs)
 
@@ -117,6 +120,9 @@ class RetryingStore:
 
     def usage(self) -> int:
         return self._try(self._store.usage)
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return self._try(self._store.tiers)
 
     def check_index(self) -> tuple[str, ...]:
         return self._try(self._store.check_index)

@@ -19,6 +19,7 @@ from serialization.blobs import (
     Bytes,
     Store,
     StrayInfo,
+    TierInfo,
     blob_class,
     is_sealed,
     parse_blob_id,
@@ -110,6 +111,9 @@ class SealedStore:
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         there = self._inner.has(blobs)
         return tuple(found and is_sealed(blob) for blob, found in zip(blobs, there, strict=True))
+
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        self._inner.refresh([blob for blob in blobs if is_sealed(parse_blob_id(blob))])
 
     def list_blobs(self) -> Iterator[BlobInfo]:
         return (info for info in self._inner.list_blobs() if is_sealed(info.blob))
@@ -225,6 +229,9 @@ class SealedStore:
 
     def usage(self) -> int:
         return self._inner.usage()
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        return self._inner.tiers()
 
     def check_index(self) -> tuple[str, ...]:
         problems = list(self._inner.check_index())

@@ -13,9 +13,10 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from engine.errors import BlobMissing, ConfigError, TenutoError
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
 
 _MAX_FAULTS = 100
 
@@ -71,6 +72,13 @@ class CacheTier:
         with self._lock:
             self._store.wipe()
             self._count()
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        """What it occupies, and its budget; nothing where it cannot be asked."""
+        told: tuple[TierInfo, ...] = ()
+        with self._forgiving():
+            told = tuple(replace(tier, budget=self._budget) for tier in self._store.tiers())
+        return told
 
     def close(self) -> None:
         self._store.close()
@@ -150,6 +158,10 @@ class TieredStore:
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._last.has(blobs)
 
+    def refresh(self, blobs: Sequence[BlobId]) -> None:
+        """In the last tier: what is read above it is not read there."""
+        self._last.refresh(blobs)
+
     def list_blobs(self) -> Iterator[BlobInfo]:
         return self._last.list_blobs()
 
@@ -199,6 +211,10 @@ class TieredStore:
     def usage(self) -> int:
         """Of the last tier; the others have budgets."""
         return self._last.usage()
+
+    def tiers(self) -> tuple[TierInfo, ...]:
+        quick = (tier for cache in self._caches for tier in cache.tiers())
+        return (*quick, *self._last.tiers())
 
     def check_index(self) -> tuple[str, ...]:
         faults = [fault for cache in self._caches for fault in cache.faults]

@@ -47,6 +47,9 @@ class FakeBackend(Backend):
     def load(self) -> Load:
         return Load(self.running, 0, len(self.sessions), 0, self.draining, None, None)
 
+    def tenants(self) -> Sequence[str]:
+        return ()
+
     def create(
         self,
         tenant: str,

@@ -398,6 +398,30 @@ class StoreContract:
         store.delete_blob(blob, 0)
         assert store.usage() < empty + 5000
 
+    def test_usage_counts_refs_that_were_set_aside(self, store: Store) -> None:
+        empty = store.usage()
+        for number in range(10):
+            store.swap(f"s{number}", None, bytes(50_000))
+        store.rebuild({})
+        assert store.usage() >= empty + 400_000  # a folder's log may have been there before
+
+    def test_the_last_tier_is_the_one_that_usage_tells_of(self, store: Store) -> None:
+        store.put(ROWS, bytes(5000))
+        *quick, last = store.tiers()
+        assert (last.nbytes, last.budget) == (store.usage(), None)
+        assert all(tier.budget is not None and 0 < tier.nbytes <= tier.budget for tier in quick)
+        assert {tier.kind for tier in (*quick, last)} <= {"memory", "disk", "redis"}
+
+    def test_to_refresh_blobs_changes_nothing_that_is_told(self, store: Store, bench: Bench) -> None:
+        blob, gone = store.put(ROWS, b"used"), bench.name(ROWS, b"gone")
+        bench.age(blob, 1000)
+        store.refresh([blob, gone])
+        store.refresh([])
+        assert [(info.blob, info.age > 900) for info in store.list_blobs()] == [(blob, True)]
+        assert store.has([blob, gone]) == (True, False)
+        with pytest.raises(Corrupt):
+            store.refresh([BlobId("rows-b3-nothing")])
+
     def test_clock_is_of_this_time(self, store: Store) -> None:
         assert abs(store.now() - time.time()) < 30
 

@@ -65,6 +65,9 @@ class Plainly:
     def has(self, blobs: list[BlobId]) -> tuple[bool, ...]:
         return self.store.has([self._names.get(blob, blob) for blob in blobs])
 
+    def refresh(self, blobs: list[BlobId]) -> None:
+        self.store.refresh([self._names.get(blob, blob) for blob in blobs])
+
     def delete_blob(self, blob: BlobId, older_than: float) -> bool:
         return self.store.delete_blob(self._names.get(blob, blob), older_than)
 
@@ -119,6 +122,11 @@ class Agreement(RuleBasedStateMachine):
     @rule(asked=st.lists(blobs, max_size=4))
     def has(self, asked: list[BlobId]) -> None:
         self.agree(lambda store: store.has(asked))
+
+    @rule(asked=st.lists(blobs, max_size=4))
+    def refresh(self, asked: list[BlobId]) -> None:
+        self.agree(lambda store: store.refresh(asked))
+        self.agree(lambda store: [tier.budget for tier in store.tiers()])
 
     @rule(blob=blobs, older_than=st.sampled_from([0.0, 1e9]))
     def delete(self, blob: BlobId, older_than: float) -> None:

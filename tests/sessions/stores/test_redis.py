@@ -13,8 +13,10 @@ import redis
 from engine.errors import BlobMissing, IndexDamaged, StoreUnavailable, UnknownVersion, UsageError
 from serialization.blobs import BlobClass
 from sessions.stores.base import StoreConfig
+from sessions.stores.memory import MemoryStore
 from sessions.stores.open import open_store
 from sessions.stores.redis import RedisStore
+from sessions.stores.tiered import CacheTier, TieredStore
 from tests.redis_server import RedisServer
 from tests.sessions.stores.benches import SMALL, RedisBench
 from tests.sessions.stores.contract import StoreContract
@@ -298,3 +300,36 @@ def test_a_unix_socket_is_an_address_too() -> None:
 def test_addresses_that_make_no_sense_are_refused(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url)
+
+
+def test_refreshed_blobs_live_as_long_as_new_ones(bench: RedisBench) -> None:
+    store = bench.open(config=StoreConfig(rows_ttl=100))
+    rows, manifest = store.put(ROWS, b"rows"), store.put(MANIFEST, b"manifest")
+    for blob in (rows, manifest):
+        bench.raw.pexpire(bench.key(blob), 5000)
+    store.refresh([rows, manifest])
+    assert bench.raw.pttl(bench.key(rows)) > 95_000
+    assert bench.raw.pttl(bench.key(manifest)) <= 5000  # kept for ever by its class: nothing to renew
+
+
+def test_what_is_read_from_a_quick_tier_is_refreshed_in_the_last(bench: RedisBench) -> None:
+    last = bench.open(config=StoreConfig(rows_ttl=100))
+    store = TieredStore([CacheTier(MemoryStore(), 1 << 20)], last)
+    blob = store.put(ROWS, b"rows")
+    bench.raw.pexpire(bench.key(blob), 5000)
+    store.get(blob)
+    assert bench.raw.pttl(bench.key(blob)) <= 5000
+    store.refresh([blob])
+    assert bench.raw.pttl(bench.key(blob)) > 95_000
+    assert [tier.kind for tier in store.tiers()] == ["memory", "redis"]
+
+
+def test_usage_is_of_every_key_and_follows_what_expires(bench: RedisBench) -> None:
+    store = bench.open()
+    store.put(ROWS, bytes(5000))
+    blob = store.put(ROWS, bytes(7000))
+    store.swap("s", None, b"x" * 100)
+    before = store.usage()
+    assert before >= 12_100
+    bench.raw.delete(bench.key(blob))  # as if it had expired: nobody is told
+    assert before - 7500 < store.usage() <= before - 7000
