@@ -30,6 +30,11 @@ class Taken:
     messages: tuple[Message, ...]
     unsaved: Unsaved | None = None
 
+    @property
+    def length(self) -> int:
+        """Tokens of what was said already."""
+        return len(self.unsaved.live.ids) if self.unsaved else self.session.stored().manifest.length
+
     def hold(self, fallback: Fallback, expected: BlobId | None = None) -> Held:
         """The session where it stopped: in memory, or by a restore. Raises StaleSession where it is not at
         `expected`, and what a restore raises; then it was put back."""

@@ -40,8 +40,13 @@ SAMPLED_TEXT = 4096
 #: Seconds between two looks at whether the session is free.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.03, 0.3
 
-#: What a turn does to a conversation before it is heard: what it returns is to be said.
-Change = Callable[[Live], Sequence[Message]]
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a turn does to a conversation before it is heard: it is `prepare`d, and `says` is what is said."""
+
+    says: tuple[Message, ...]
+    prepare: Callable[[Live], None]
 
 
 def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Generator[Told, None, None]:
@@ -78,11 +83,18 @@ def _taken(
         if is_whole(reply, len(taken.messages)):
             yield from _again(taken, reply)
             return
-        expected, change = None, to_regenerate
-    with ask.watch(Stage.RESTORE) as note:
-        held = taken.hold(ask.fallback, expected)
-        note_restored(note, held.restored)
-    yield from _turn(common, held, ask, cancel, change)
+        expected, change = None, REGENERATE
+    try:
+        room = cells_for(taken.length, change.says, ask, taken.place.engine)
+    except BaseException:
+        taken.put_back()
+        raise
+    with common.admission.cells(room, cancel):  # a restore takes them, too
+        with ask.watch(Stage.RESTORE) as note:
+            held = taken.hold(ask.fallback, expected)
+            note_restored(note, held.restored)
+        told = yield from _said(common, held, ask, cancel, change)
+    yield told
 
 
 def _again(taken: Taken, reply: KeptReply) -> Generator[Told, None, None]:
@@ -96,11 +108,13 @@ def _again(taken: Taken, reply: KeptReply) -> Generator[Told, None, None]:
     yield Ended((spoken,), session.id, etag, None if error else saved, error)
 
 
-def _turn(
+def _said(
     common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change
-) -> Generator[Told, None, None]:
+) -> Generator[Told, None, Ended]:
+    """The turn up to its end, which is returned."""
     live, engine = held.live, held.place.engine
     try:
+<<<<<<< HEAD
         messages = change(live)
         room = cells_for(len(live.ids), messages, ask, engine)
         with held.place.manager.room(_about_stored(held, room)):
@@ -129,6 +143,27 @@ def _turn(
                 note_saved(note, concluded.saved, concluded.error)
     etag = None if concluded.pending else held.etag()
     yield Ended(replies.spoken, live.session.id, etag, concluded.saved, concluded.error, concluded.pending)
+=======
+        change.prepare(live)
+        complete = heard(common, live, change.says, ask, cancel)
+        if ask.sampler is not None:
+            engine.set_sampler(live.seq, ask.sampler)
+    except BaseException:
+        held.leave()
+        raise
+    replies = Replies(engine, live, ask, common.choosers, cancel)
+    try:
+        yield Begun(live.session.id, live.told, restored(held.restored, live.reused))
+        if complete:
+            with ask.watch(Stage.DECODE) as note, closing(replies.said()) as pieces:
+                yield from pieces
+                note_said(note, replies.spoken)
+    finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
+        with ask.watch(Stage.SAVE) as note:
+            saved, error = _concluded(held, replies.spoken[0], ask)
+            note_saved(note, saved, error)
+    return Ended(replies.spoken, live.session.id, held.etag(), saved, error)
+>>>>>>> 3f20d23 (A turn waits for the cells that its restore takes; figures of the service under load and of large stores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,25 +257,27 @@ def to_say(messages: Sequence[ChatMessage]) -> Change:
     said = as_messages(messages)
     if not said:
         raise UsageError("a turn needs a message")
-    return lambda live: said
+    return Change(said, lambda _: None)
 
 
-def to_regenerate(live: Live) -> Sequence[Message]:
-    """The last reply is taken back, and nothing new is said."""
+def _take_reply_back(live: Live) -> None:
     if not live.messages or live.messages[-1].role != "assistant":
         raise UsageError("there is no reply that could be said anew")
     live.take_back(len(live.messages) - 1)
-    return ()
+
+
+#: The last reply is taken back, and nothing new is said.
+REGENERATE = Change((), _take_reply_back)
 
 
 def to_edit(text: str) -> Change:
     """`text` in place of the user's last message."""
+    said = Message("user", whole_characters(text), 0, 0)
 
-    def change(live: Live) -> Sequence[Message]:
+    def prepare(live: Live) -> None:
         live.take_back(first_of(live.messages, 1))
-        return (Message("user", whole_characters(text), 0, 0),)
 
-    return change
+    return Change((said,), prepare)
 
 
 def as_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

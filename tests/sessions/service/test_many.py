@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -154,3 +155,22 @@ def test_a_drain_that_has_no_time_cuts_replies_short_and_saves_them(make_backend
     view = make_backend().get(T, session)
     assert view.messages[-1].text == told[-1].replies[0].text
     assert view.etag == told[-1].etag
+
+
+def test_a_turn_waits_for_the_room_that_its_restore_takes(make_backend: MakeBackend) -> None:
+    """Found by many clients of few cells: rows were put back before there was room for them."""
+    backend = make_backend(num_seqs=4, num_cells=2048)
+    sessions = [backend.create(T).id for _ in range(2)]
+    for session, word in zip(sessions, ("tea", "rum"), strict=True):
+        heard(backend.turn(T, session, user(f"{word} and more of it, " * 56), Ask(max_tokens=2)))
+    lengths = [backend.get(T, session).length for session in sessions]
+    assert min(lengths) < 2048 < sum(lengths)
+    first = backend.turn(T, sessions[0], user("more"), Ask(max_tokens=4))
+    assert isinstance(next(first), Begun)  # its cells are taken, and nobody reads on
+    with closing(first), ThreadPoolExecutor(1) as pool:
+        second = pool.submit(lambda: heard(backend.turn(T, sessions[1], user("more"), Ask(max_tokens=4))))
+        wait_for(lambda: backend.load().running == 2 or second.done())
+        time.sleep(0.2)  # long enough for a restore, had it begun
+        assert not second.done()
+        assert isinstance(list(first)[-1], Ended)
+        assert second.result(60)[2].save_error is None
