@@ -33,12 +33,8 @@ from sessions.service.residents import Residents, Unsaved
 from sessions.service.saving_again import SavingAgain
 from sessions.service.stored import Stored
 from sessions.service.told import Load, ModelView, Page, SessionView, Told
-<<<<<<< HEAD
-from sessions.service.turns import as_messages, to_edit, to_regenerate, to_say, turn
-from sessions.service.write_back import Bounds, WriteBack
-=======
 from sessions.service.turns import REGENERATE, as_messages, to_edit, to_say, turn
->>>>>>> 3f20d23 (A turn waits for the cells that its restore takes; figures of the service under load and of large stores)
+from sessions.service.write_back import Bounds, WriteBack
 from sessions.session import ExportInfo, Pin, SaveResult
 from sessions.stores.base import check_tenant
 from sessions.transcript import align

@@ -93,7 +93,7 @@ def _taken(
         with ask.watch(Stage.RESTORE) as note:
             held = taken.hold(ask.fallback, expected)
             note_restored(note, held.restored)
-        told = yield from _said(common, held, ask, cancel, change)
+        told = yield from _said(common, held, ask, cancel, change, room)
     yield told
 
 
@@ -109,42 +109,14 @@ def _again(taken: Taken, reply: KeptReply) -> Generator[Told, None, None]:
 
 
 def _said(
-    common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change
+    common: Common, held: Held, ask: Ask, cancel: Cancel, change: Change, room: int
 ) -> Generator[Told, None, Ended]:
-    """The turn up to its end, which is returned."""
+    """The turn up to its end, which is returned. It may take `room` cells."""
     live, engine = held.live, held.place.engine
     try:
-<<<<<<< HEAD
-        messages = change(live)
-        room = cells_for(len(live.ids), messages, ask, engine)
+        change.prepare(live)
         with held.place.manager.room(_about_stored(held, room)):
             pass  # asked for again, exactly, by the save: but nothing is said that has no room
-    except BaseException:
-        held.leave()
-        raise
-    with common.admission.cells(room, cancel):
-        try:
-            complete = heard(common, live, messages, ask, cancel)
-            if ask.sampler is not None:
-                engine.set_sampler(live.seq, ask.sampler)
-        except BaseException:
-            held.leave()
-            raise
-        replies = Replies(engine, live, ask, common.choosers, cancel)
-        try:
-            yield Begun(live.session.id, live.told, restored(held.restored, live.reused))
-            if complete:
-                with ask.watch(Stage.DECODE) as note, closing(replies.said()) as pieces:
-                    yield from pieces
-                    note_said(note, replies.spoken)
-        finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
-            with ask.watch(Stage.SAVE) as note:
-                concluded = _concluded(held, replies.spoken[0], ask)
-                note_saved(note, concluded.saved, concluded.error)
-    etag = None if concluded.pending else held.etag()
-    yield Ended(replies.spoken, live.session.id, etag, concluded.saved, concluded.error, concluded.pending)
-=======
-        change.prepare(live)
         complete = heard(common, live, change.says, ask, cancel)
         if ask.sampler is not None:
             engine.set_sampler(live.seq, ask.sampler)
@@ -160,10 +132,10 @@ def _said(
                 note_said(note, replies.spoken)
     finally:  # also when the reader closes early, or an error ends the reply: nothing said is lost
         with ask.watch(Stage.SAVE) as note:
-            saved, error = _concluded(held, replies.spoken[0], ask)
-            note_saved(note, saved, error)
-    return Ended(replies.spoken, live.session.id, held.etag(), saved, error)
->>>>>>> 3f20d23 (A turn waits for the cells that its restore takes; figures of the service under load and of large stores)
+            concluded = _concluded(held, replies.spoken[0], ask)
+            note_saved(note, concluded.saved, concluded.error)
+    etag = None if concluded.pending else held.etag()
+    return Ended(replies.spoken, live.session.id, etag, concluded.saved, concluded.error, concluded.pending)
 
 
 @dataclass(frozen=True, slots=True)
