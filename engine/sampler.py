@@ -19,6 +19,7 @@ from engine.errors import EngineError
 from engine.state import SamplerParams
 
 Floats = npt.NDArray[np.float64]
+_LARGEST = np.finfo(np.float64).max
 
 
 def sample(
@@ -46,8 +47,8 @@ def sample(
             raise EngineError("no token of the vocabulary may be next in this reply")
     if params.temperature == 0:
         return int(np.argmax(scores))
-    ids, kept = _candidates(scores, params)
     with np.errstate(over="ignore"):  # what is infinitely unlikely is never chosen
+        ids, kept = _candidates(scores, params)
         noisy = (kept - kept[0]) / params.temperature + gumbel(params.seed, position, ids)
     return int(ids[int(np.argmax(noisy))])
 
@@ -77,9 +78,14 @@ def _penalised(params: SamplerParams) -> bool:
 
 def _adjusted(scores: Floats, params: SamplerParams, history: Sequence[int]) -> Floats:
     """Scores with the bias, and with what the last ids cost."""
-    for token, bias in params.logit_bias:
-        if 0 <= token < len(scores):
-            scores[token] += bias
+    with np.errstate(over="ignore"):  # what is out of range is as likely, or unlikely, as can be said
+        for token, bias in params.logit_bias:
+            if 0 <= token < len(scores):
+                scores[token] += bias
+        return _penalties(np.minimum(scores, _LARGEST), params, history)
+
+
+def _penalties(scores: Floats, params: SamplerParams, history: Sequence[int]) -> Floats:
     recent = history[-params.penalty_last_n :] if params.penalty_last_n else ()
     if not _penalised(params) or not recent:
         return scores
@@ -87,8 +93,11 @@ def _adjusted(scores: Floats, params: SamplerParams, history: Sequence[int]) -> 
     known = ids < len(scores)
     ids, counts = ids[known], counts[known]
     seen = scores[ids]
-    seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
-    scores[ids] = seen - counts * params.frequency_penalty - params.presence_penalty
+    seen = np.where(
+        seen > 0, np.minimum(seen / params.repeat_penalty, _LARGEST), seen * params.repeat_penalty
+    )
+    often = np.clip(counts * params.frequency_penalty, -_LARGEST, _LARGEST)
+    scores[ids] = np.minimum(seen - often - params.presence_penalty, _LARGEST)
     return scores
 
 

@@ -153,6 +153,28 @@ def test_penalties_see_the_last_n_alone() -> None:
     assert sample(LOGITS, params, (6, 0, 1, 3), 0) == 6
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"repeat_penalty": 5e-324},
+        {"repeat_penalty": 1e308},
+        {"frequency_penalty": 1e308},
+        {"frequency_penalty": -1e308},
+        {"presence_penalty": -1.7e308, "frequency_penalty": -1.7e308},
+        {"logit_bias": ((1, 1.7e308), (2, -1.7e308), (3, float("-inf"))), "repeat_penalty": 5e-324},
+    ],
+)
+def test_however_large_a_knob_is_a_token_that_may_be_said_is(
+    knobs: dict[str, float], temperature: float
+) -> None:
+    logits = torch.tensor([1.0, 2.0, -3.0, 4.0, 0.0])
+    params = SamplerParams(temperature=temperature, **knobs)  # type: ignore[arg-type]
+    token = sample(logits, params, [0, 1, 1, 2, 2, 2, 3, 3], 8)
+    assert 0 <= token < len(logits)
+    assert token not in [banned for banned, bias in params.logit_bias if bias == float("-inf")]
+
+
 def test_a_draw_is_a_function_of_seed_and_position_alone() -> None:
     params = SamplerParams(temperature=1, seed=7)
     first = [sample(LOGITS, params, (), position) for position in range(50)]
