@@ -104,7 +104,10 @@ class SessionManager:
             except QuotaExceeded:
                 if self.policy.budget is None or not self._quota.may_free():
                     raise
-                free(self.store, self.policy, self._quota.missing(nbytes), self._delete, self._release_rows)
+                with suppress(StateError):  # nothing is given up on a guess, and that is not what was asked
+                    free(
+                        self.store, self.policy, self._quota.missing(nbytes), self._delete, self._release_rows
+                    )
                 self._quota.forget()
                 granted.enter_context(self._quota.room(nbytes))
             yield
@@ -272,14 +275,24 @@ class SessionManager:
     def _delete(self, ref: str, at: BlobId | None) -> None:
         session = self.open(ref)
         try:
-            entry = session.stored(at)
-            tomb = self.commits.next(session, tombstone(entry.manifest))
-            self.store.scoped(session.id).put(BlobClass.MANIFEST, tomb.encode())
-            self.commits.swap(session, None)
-            if session.name:
-                self._catalog.drop_name(session.name, session.id)
+            self.delete_open(session, at)
         finally:
             session.close()
+
+    def delete_open(self, session: Session, at: BlobId | None = None) -> None:
+        """`delete` of a session that is open, and is closed by its holder after. A lease that ended is taken
+        again, as for a save."""
+        self.commits.make_sure(session)
+        entry = session.stored(at)
+        tomb = self.commits.next(session, tombstone(entry.manifest))
+        self.store.scoped(session.id).put(BlobClass.MANIFEST, tomb.encode())
+        try:
+            self.commits.swap(session, None)
+        except LeaseLost as lost:
+            self.commits.take_again(session, lost)
+            self.commits.swap(session, None)
+        if session.name:
+            self._catalog.drop_name(session.name, session.id)
 
     def release_rows(self, ref: str) -> SessionInfo:
         """Give up the session's rows; ids and text stay, and the next resume reads them again."""

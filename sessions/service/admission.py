@@ -29,8 +29,8 @@ class Admission:
 
     A turn is let in when fewer than `max_turns` run, and there are sequences for its replies. Before it
     reads its prompt it reserves the cells that it may need, and waits until those that run leave room for
-    it; one alone is never kept waiting, however much it wants. Idle sequences are not counted: they give
-    way.
+    it, and those that give back what they borrowed; one alone is never kept waiting, however much it
+    wants. Idle sequences are not counted: they give way.
     """
 
     def __init__(
@@ -154,7 +154,9 @@ class Admission:
         return self._running < self._max_turns and wanted <= free
 
     def _fits(self, count: int) -> bool:
-        return not self._reserved or self._reserved + count <= self._num_cells - self._borrowed().num_cells
+        borrowed = self._borrowed().num_cells
+        alone = not self._reserved and not borrowed
+        return alone or self._reserved + count <= self._num_cells - borrowed
 
     def _refuse(self) -> None:
         if self._draining:

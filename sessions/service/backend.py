@@ -26,6 +26,7 @@ from sessions.service.choosers import Choosers
 from sessions.service.common import Common
 from sessions.service.completion import Wanted, complete
 from sessions.service.held import save_again, settle, wait_until_stored
+from sessions.service.lost import Lost
 from sessions.service.past import Past
 from sessions.service.place import Place, scope_of
 from sessions.service.planner import Planner
@@ -133,6 +134,7 @@ class Backend:
                 Borrowed if write_back is None else write_back.held,
             ),
             residents,
+            Lost(),
             Planner(),
             Choosers(engine.tokenizer),
             threading.Event(),
@@ -236,6 +238,7 @@ class Backend:
     def fork(self, tenant: str, session: str, name: str | None = None, turns_back: int = 0) -> SessionView:
         """A new session with the same past, but for its last `turns_back` turns."""
         stored = self._settled(tenant, session)
+        self._save(tenant, session)
         return stored.view(stored.fork(session, name, turns_back))
 
     def rewind(
@@ -279,10 +282,16 @@ class Backend:
     def delete(self, tenant: str, session: str, expected: BlobId | None = None) -> None:
         self._settled(tenant, session)
         unsaved = self._take_unsaved(tenant, session)
-        if unsaved is not None:
-            unsaved.place.engine.forget(unsaved.live.seq)
-            unsaved.live.session.close()
-        self._stored(tenant).delete(session, expected)
+        if unsaved is None:
+            self._stored(tenant).delete(session, expected)
+            return
+        try:
+            unsaved.place.manager.delete_open(unsaved.live.session, expected)
+        except BaseException:  # it is there still, and so is what was said in it
+            self._common.residents.put_unsaved(unsaved)
+            raise
+        unsaved.place.engine.forget(unsaved.live.seq)
+        unsaved.live.session.close()
 
     def export(self, tenant: str, session: str, out: BinaryIO) -> ExportInfo:
         """Write the session, as it is stored or (a turn that could not be saved) in memory, as one
@@ -305,6 +314,7 @@ class Backend:
     def pin(self, tenant: str, session: str, name: str) -> Pin:
         """Keep the session's newest turn under `name`."""
         self._settled(tenant, session)
+        self._save(tenant, session)
         return self.manager(tenant).pin(session, name)
 
     def pins(self, tenant: str) -> Sequence[Pin]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.generation import Cancel
 from sessions.service.admission import Admission
 from sessions.service.choosers import Choosers
+from sessions.service.lost import Lost
 from sessions.service.planner import Planner
 from sessions.service.residents import Residents
 from sessions.service.write_back import WriteBack
@@ -20,6 +21,7 @@ class Common:
 
     admission: Admission
     residents: Residents
+    lost: Lost
     planner: Planner
     choosers: Choosers
     ending: threading.Event

@@ -85,21 +85,23 @@ class Held:
 
     def save_later(self) -> bool:
         """Have `save_and_keep` done in the background. False where the bounds of that, or its absence, forbid
-        it. Who asks for the session meanwhile waits (`settle`)."""
-        if self.common.write_back is None:
+        it, or where the turn before could not be saved: then it is told how this one fares. Who asks for the
+        session meanwhile waits (`settle`)."""
+        if self.common.write_back is None or self.before is not None:
             return False
         engine, length = self.place.engine, self.live.length
         start = self.session.synced // CHUNK_TOKENS * CHUNK_TOKENS
         nbytes = about_nbytes(engine.layout, min(start, length), length)
         return self.common.write_back.take(
-            self.place.tenant, self.session.id, length, nbytes, self._save_in_the_background
+            self.place.tenant, self.session.id, length, nbytes, self.save_unasked
         )
 
-    def _save_in_the_background(self) -> TenutoError | None:
+    def save_unasked(self) -> TenutoError | None:
+        """`save_and_keep` for nobody who waits: that the turn is lost is told to whoever asks for the session
+        next."""
         _, error = self.save_and_keep()
         if error is not None and not isinstance(error, StoreError):  # and so it was given up
-            assert self.common.write_back is not None
-            self.common.write_back.lose(self.place.tenant, self.session.id, error)
+            self.common.lost.add(self.place.tenant, self.session.id, error)
         return error
 
     def keep(self) -> None:
@@ -122,15 +124,30 @@ class Held:
 
 def save_again(common: Common, unsaved: Unsaved) -> tuple[SaveResult | None, TenutoError | None]:
     """Try once more to save what could not be saved. See `Held.save_and_keep`."""
-    live = unsaved.live
-    return Held(common, unsaved.place, live, in_memory(live, time.perf_counter())).save_and_keep()
+    return _held(common, unsaved).save_and_keep()
+
+
+def save_again_unasked(common: Common, unsaved: Unsaved) -> None:
+    """The same, asked for by nobody. See `Held.save_unasked`."""
+    _held(common, unsaved).save_unasked()
+
+
+def _held(common: Common, unsaved: Unsaved) -> Held:
+    return Held(common, unsaved.place, unsaved.live, in_memory(unsaved.live, time.perf_counter()))
 
 
 def settle(common: Common, place: Place, ref: str) -> None:
     """Wait until the session's last turn is stored, or known not to be. Raises why it was lost."""
     session = _written_back(common, place, ref)
-    if session is not None and common.write_back is not None:
-        common.write_back.settle(place.tenant, session)
+    if session is not None:
+        settle_id(common, place, session)
+
+
+def settle_id(common: Common, place: Place, session: str) -> None:
+    """The same of the session of this id."""
+    if common.write_back is not None:
+        common.write_back.stored(place.tenant, session)
+    common.lost.tell(place.tenant, session)
 
 
 def wait_until_stored(common: Common, place: Place, ref: str) -> None:
@@ -141,8 +158,9 @@ def wait_until_stored(common: Common, place: Place, ref: str) -> None:
 
 
 def _written_back(common: Common, place: Place, ref: str) -> str | None:
-    """The id of the session, if it may be one that is written back."""
-    if common.write_back is None or not common.write_back.holds(place.tenant):
+    """The id of the session, if it may be written back, or there may be something to tell of it."""
+    waits = common.write_back is not None and common.write_back.holds(place.tenant)
+    if not waits and not common.lost.holds(place.tenant):
         return None
     if is_session_id(ref):
         return ref.upper()

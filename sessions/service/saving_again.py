@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 from sessions.service.common import Common
-from sessions.service.held import save_again
+from sessions.service.held import save_again_unasked
 
 
 class SavingAgain:
@@ -32,6 +32,6 @@ class SavingAgain:
                 unsaved = residents.take_unsaved(tenant, session)
                 if unsaved is not None and not self._ending.is_set():
                     with suppress(Exception):  # nothing ends this thread; its turn and the next one are told
-                        save_again(self._common, unsaved)
+                        save_again_unasked(self._common, unsaved)
                 elif unsaved is not None:
                     residents.put_unsaved(unsaved)

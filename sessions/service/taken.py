@@ -13,7 +13,7 @@ from sessions.catalog import Entry
 from sessions.names import is_session_id
 from sessions.restore import Fallback
 from sessions.service.common import Common
-from sessions.service.held import Before, Held, in_memory, restore, save_again
+from sessions.service.held import Before, Held, in_memory, restore, save_again, settle_id
 from sessions.service.place import Place
 from sessions.service.residents import Resident, Unsaved
 from sessions.session import SaveResult, Session
@@ -66,8 +66,8 @@ class Taken:
 
 
 def take(common: Common, place: Place, ref: str) -> Taken:
-    """The session of this id, start of one, or name. Raises SessionNotFound, LeaseHeld; TurnLost where the
-    store is behind what rests here, which is forgotten then."""
+    """The session of this id, start of one, or name. Raises SessionNotFound, LeaseHeld; why its
+    last turn was lost; TurnLost where the store is behind what rests here, which is forgotten then."""
     unsaved = _unsaved(common, place, ref)
     if unsaved is not None and unsaved.live.session.salt not in (place.salt, salts.own(unsaved.session)):
         _stored_first(common, unsaved)
@@ -83,6 +83,7 @@ def take(common: Common, place: Place, ref: str) -> Taken:
             _forget(common, place, resident)
         raise
     try:
+        settle_id(common, place, session.id)  # who waited for the lease has not been told yet
         _refuse_lost(common, place, session)
     except BaseException:
         session.close()

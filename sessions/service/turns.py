@@ -53,9 +53,9 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Ge
     """See `Backend.turn`."""
     common.choosers.check(ask)
     cancel = common.cancel(ask.cancel)
-    settle(common, place, ref)
     until, pause = time.monotonic() + common.patience, SHORTEST_PAUSE
     while True:
+        settle(common, place, ref)
         has = common.residents.num_unsaved_of(place.tenant, ref.upper())
         with common.admission.turn(cancel, ask.num_replies, has):
             try:

@@ -24,8 +24,6 @@ from sessions.service.admission import Borrowed
 Save = Callable[[], TenutoError | None]
 
 _WORKERS = 4
-#: Of what is to be told of turns that are lost so much is remembered.
-_MOST_LOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,6 @@ class WriteBack:
         self._most_turns, self._most_cells = max(1, num_seqs // 2), max(1, num_cells // 4)
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, str], _Waiting] = {}
-        self._lost: dict[tuple[str, str], TenutoError] = {}
         self._saved = self._failed = 0
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="write-back")
 
@@ -97,26 +94,18 @@ class WriteBack:
             if not self._has_room(waiting):
                 return False
             self._waiting[key] = waiting
-        self._pool.submit(self._run, key, save)
+        self._pool.submit(self._run, key, waiting, save)
         return True
 
     def holds(self, tenant: str) -> bool:
-        """Whether anything of the tenant waits, or was lost and is yet to be told."""
+        """Whether anything of the tenant waits."""
         with self._changed:
-            return any(key[0] == tenant for key in (*self._waiting, *self._lost))
+            return any(key[0] == tenant for key in self._waiting)
 
     def stored(self, tenant: str, session: str) -> None:
         """Wait until the session's turn is saved, or is in memory as one that could not be, or lost."""
         with self._changed:
             self._changed.wait_for(lambda: (tenant, session) not in self._waiting)
-
-    def settle(self, tenant: str, session: str) -> None:
-        """The same, and raise why the turn was lost: once."""
-        self.stored(tenant, session)
-        with self._changed:
-            lost = self._lost.pop((tenant, session), None)
-        if lost is not None:
-            raise lost
 
     def wait(self) -> None:
         """Wait until nothing waits."""
@@ -125,13 +114,6 @@ class WriteBack:
 
     def close(self) -> None:
         self._pool.shutdown()
-
-    def lose(self, tenant: str, session: str, error: TenutoError) -> None:
-        """Tell whoever asks for the session next that its last turn is lost."""
-        with self._changed:
-            self._lost[tenant, session] = error
-            while len(self._lost) > _MOST_LOST:
-                del self._lost[next(iter(self._lost))]
 
     def _has_room(self, more: _Waiting) -> bool:
         all_of_them = (*self._waiting.values(), more)
@@ -142,7 +124,7 @@ class WriteBack:
             and sum(each.num_cells for each in all_of_them) <= self._most_cells
         )
 
-    def _run(self, key: tuple[str, str], save: Save) -> None:
+    def _run(self, key: tuple[str, str], waiting: _Waiting, save: Save) -> None:
         is_saved = False
         try:
             is_saved = save() is None
@@ -150,5 +132,7 @@ class WriteBack:
             with self._changed:
                 self._saved += is_saved
                 self._failed += not is_saved
-                del self._waiting[key]
+                # The lease is given back by now, and the session's next turn may wait in its place.
+                if self._waiting.get(key) is waiting:
+                    del self._waiting[key]
                 self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from engine.runner import Engine
 from serialization.blobs import BlobId, Store
 from serialization.refs import StoredLogits
 from sessions.manager import SessionManager
-from sessions.names import session_ref
+from sessions.names import SESSIONS, session_ref
 from sessions.policy import Policy
 from sessions.stores.memory import MemoryStore
 
@@ -232,3 +233,39 @@ def test_a_plan_tells_what_the_next_gc_frees_of_sessions_that_go(
     freed = sum(before[blob] for blob in set(before) - blobs(store) - now_too)
     assert plan.later_nbytes == freed + edge.ref.nbytes
     assert freed > 0
+
+
+class Between(MemoryStore):
+    """Acts once when all sessions were listed."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.then: Callable[[], object] | None = None
+
+    def list_refs(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        yield from super().list_refs(prefix)
+        then, self.then = self.then if prefix == SESSIONS else None, None if prefix == SESSIONS else self.then
+        if then is not None:
+            then()
+
+
+def test_what_goes_from_a_pin_to_a_session_while_gc_looks_stays(clock: Clock, engine: Engine) -> None:
+    """The plan saw neither of them, so that the second look alone keeps it."""
+    store = Between(clock)
+    manager = SessionManager(store, engine, Policy(lease=LEASE, grace=GRACE))
+    session = save(manager, "words " * 100)
+    manager.pin(session, "kept")
+    manager.delete(session)
+    clock.now += 2 * GRACE
+    made: list[str] = []
+
+    def load() -> None:
+        made.append(manager.load("kept").id)
+        manager.unpin("kept")
+
+    store.then = load
+    plan = manager.plan_gc()
+    assert len(plan.blobs) > 1
+    manager.collect(plan)
+    assert manager.check().clean
+    assert manager.manifest(made[0]).length

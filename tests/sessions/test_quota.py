@@ -13,6 +13,7 @@ import pytest
 from engine.errors import QuotaExceeded
 from engine.runner import Engine
 from serialization.blobs import Store
+from serialization.manifest import manifest_id
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.quota import Quota, about_nbytes
@@ -171,6 +172,17 @@ def test_with_a_budget_rows_of_those_least_recently_used_give_way_first(engine: 
     assert manager.resume(opened)[1].recomputed == 0
     opened.close()
     assert manager.check().clean
+
+
+def test_where_nothing_can_be_freed_on_a_guess_the_quota_is_what_is_told(engine: Engine) -> None:
+    """Another session's damage is no reason to give up a turn that was said: see `Held.save_and_keep`."""
+    store = MemoryStore()
+    roomy = SessionManager(store, engine, policy())
+    damaged = roomy.manifest(save(roomy, "old words " * 100))
+    assert store.delete_blob(manifest_id(damaged.encode()), 0.0)
+    most = store.usage() + 1000
+    with pytest.raises(QuotaExceeded):
+        save(SessionManager(store, engine, policy(quota=most, budget=most)), "new words " * 100)
 
 
 def test_a_pinned_session_gives_nothing_up_for_others(engine: Engine) -> None:

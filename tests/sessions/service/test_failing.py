@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import EngineError, LeaseHeld, LeaseLost, NoSlot, SessionError, StoreUnavailable
-from sessions.lease import acquire
+from engine.errors import (
+    EngineError,
+    LeaseHeld,
+    LeaseLost,
+    NoSlot,
+    SessionError,
+    SessionNotFound,
+    StaleSession,
+    StoreUnavailable,
+)
+from sessions.lease import LEASES, LeaseRecord, acquire
 from sessions.policy import Policy
 from sessions.service.ask import Ask
 from sessions.service.backend import Backend, BackendConfig
@@ -18,7 +27,7 @@ from sessions.stores.disk import DiskStore
 from tests.faults import FaultyStore
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.conftest import MakeBackend
-from tests.sessions.service.hearing import SAMPLED, SHORT, T, heard, user
+from tests.sessions.service.hearing import SAMPLED, SHORT, T, heard, user, wait_for
 
 
 @pytest.fixture
@@ -197,3 +206,87 @@ def test_more_replies_than_there_can_be_are_refused(make_backend: MakeBackend) -
     with pytest.raises(NoSlot):
         list(backend.turn(T, session, user("one"), Ask(max_tokens=3, num_replies=3)))
     heard(backend.turn(T, session, user("one"), Ask(max_tokens=3, num_replies=2)))
+
+
+def users(backend: Backend, session: str) -> list[str]:
+    return [m.text for m in backend.get(T, session).messages if m.role == "user"]
+
+
+def test_a_delete_that_is_refused_leaves_what_is_unsaved_as_it_was(
+    backend: Backend, store: FaultyStore
+) -> None:
+    session = backend.create(T).id
+    first = heard(backend.turn(T, session, user("one"), SHORT))[2].etag
+    heard(backend.turn(T, session, user("two"), SHORT))
+    fails_at_the_save(backend, store, session, "three")
+    with pytest.raises(StoreUnavailable):
+        backend.delete(T, session)
+    backend._saving_again.close()
+    up(store)
+    assert backend.load().unsaved == 1
+    with pytest.raises(StaleSession):
+        backend.delete(T, session, first)
+    assert backend.load().unsaved == 1
+    assert backend.save(T, session)[1] is not None
+    assert users(backend, session) == ["one", "two", "three"]
+
+
+def test_what_is_unsaved_is_deleted_with_its_session(backend: Backend, store: FaultyStore) -> None:
+    session = backend.create(T).id
+    before = heard(backend.turn(T, session, user("one"), SHORT))[2].etag
+    fails_at_the_save(backend, store, session, "two")
+    backend._saving_again.close()
+    up(store)
+    backend.delete(T, session, before)
+    assert backend.load().unsaved == 0
+    with pytest.raises(SessionNotFound):
+        backend.get(T, session)
+    with acquire(store, session, "somebody else"):  # its lease was given back
+        pass
+
+
+def test_what_is_unsaved_can_be_deleted_though_its_lease_was_lost(
+    backend: Backend, store: FaultyStore
+) -> None:
+    session = backend.create(T).id
+    heard(backend.turn(T, session, user("one"), SHORT))
+    fails_at_the_save(backend, store, session, "two")
+    backend._saving_again.close()
+    up(store)
+    assert store.swap(LEASES + session, store.read(LEASES + session), None)
+    backend.delete(T, session)
+    with pytest.raises(SessionNotFound):
+        backend.get(T, session)
+
+
+@pytest.mark.parametrize("verb", ["fork", "pin"])
+def test_a_fork_and_a_pin_are_of_what_is_unsaved_too(backend: Backend, store: FaultyStore, verb: str) -> None:
+    session = backend.create(T).id
+    heard(backend.turn(T, session, user("one"), SHORT))
+    fails_at_the_save(backend, store, session, "two")
+    backend._saving_again.close()
+    up(store)
+    if verb == "fork":
+        made = backend.fork(T, session).id
+    else:
+        backend.pin(T, session, "kept")
+        made = backend.load_pin(T, "kept").id
+    assert users(backend, made) == ["one", "two"]
+
+
+def test_an_unsaved_turn_that_is_lost_to_another_writer_is_told_once(
+    backend: Backend, store: FaultyStore
+) -> None:
+    """It is tried again when nobody asks, and so it may be lost then."""
+    session = backend.create(T).id
+    heard(backend.turn(T, session, user("one"), SHORT))
+    fails_at_the_save(backend, store, session, "two")
+    taken = LeaseRecord(10**18, "a thief", store.store.now() + 60)
+    assert store.store.swap(LEASES + session, store.store.read(LEASES + session), taken.pack())
+    up(store)
+    wait_for(lambda: backend.load().unsaved == 0)
+    with pytest.raises(LeaseLost):
+        heard(backend.turn(T, session, user("three"), SHORT))
+    assert store.swap(LEASES + session, taken.pack(), None)
+    assert heard(backend.turn(T, session, user("four"), SHORT))[2].save_error is None
+    assert users(backend, session) == ["one", "four"]

@@ -20,7 +20,7 @@ from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.service.backend import Backend, BackendConfig
 from sessions.service.told import Ended
-from sessions.service.write_back import Bounds
+from sessions.service.write_back import Bounds, WriteBack
 from sessions.stores.base import StoreConfig
 from sessions.stores.disk import DiskStore
 from sessions.stores.redis import RedisStore
@@ -213,6 +213,15 @@ def test_waiting_turns_leave_sequences_for_others(make: Make, store: SlowStore) 
     assert not ended.pending or waiting(backend) <= 1
 
 
+def test_a_turn_waits_for_the_cells_of_one_that_is_being_saved(make: Make, store: SlowStore) -> None:
+    backend = make(num_seqs=2, num_cells=512, n_ctx=512)
+    one, two = backend.create(T).id, backend.create(T).id
+    pending_turn(backend, store, one, "one " * 20)
+    threading.Timer(0.5, store.open.set).start()
+    ended = heard(backend.turn(T, two, user("a b c d " * 60), SHORT))[2]  # all the cells but a few
+    assert ended.save_error is None
+
+
 @pytest.mark.parametrize("num_seqs", [1, 2])
 def test_more_sessions_than_sequences_all_get_through(make: Make, num_seqs: int) -> None:
     backend = make(num_seqs=num_seqs)
@@ -264,6 +273,76 @@ def test_a_turn_that_is_lost_to_another_writer_is_told_once(make: Make, store: S
     assert heard(backend.turn(T, session, user("three"), SHORT))[2].save_error is None
     said = [m.text for m in backend.get(T, session).messages if m.role == "user"]
     assert said == ["three"]
+
+
+def test_after_a_save_that_failed_turns_are_saved_before_they_end(make: Make, store: SlowStore) -> None:
+    """A store that is down does not hear of one pending turn after the other, none of which is told."""
+    backend = make()
+    session = backend.create(T).id
+    pending_turn(backend, store, session, "one")
+    store.refuses = True
+    store.open.set()
+    wait_for(lambda: backend.load().unsaved == 1 and waiting(backend) == 0)
+    backend._saving_again.close()
+    ended = heard(backend.turn(T, session, user("two"), SHORT))[2]
+    assert not ended.pending
+    assert isinstance(ended.save_error, StoreUnavailable)
+    store.refuses = False
+    assert heard(backend.turn(T, session, user("three"), SHORT))[2].saved is not None
+    assert heard(backend.turn(T, session, user("four"), SHORT))[2].pending
+
+
+def test_a_turn_that_waited_beside_one_that_is_lost_is_told_too(make: Make, store: SlowStore) -> None:
+    """It asked while the one before it was still said, so that nothing was lost yet."""
+    backend = make()
+    session = backend.create(T).id
+    store.open.clear()
+    first = backend.turn(T, session, user("one"), SHORT)
+    next(first)
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            heard(backend.turn(T, session, user("two"), SHORT))
+        except LeaseLost as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(0.3)
+    *_, ended = first
+    assert isinstance(ended, Ended)
+    assert ended.pending
+    with closing(DiskStore(store._root)) as other:
+        name = LEASES + session
+        taken = LeaseRecord(10**18, "a thief", other.now() + 60)
+        assert other.swap(name, other.read(name), taken.pack())
+        store.open.set()
+        wait_for(lambda: waiting(backend) == 0)
+        assert other.swap(name, taken.pack(), None)
+    asking.join(60)
+    assert len(raised) == 1
+    assert heard(backend.turn(T, session, user("three"), SHORT))[2].save_error is None
+
+
+def test_what_waits_anew_is_not_forgotten_with_what_was_saved() -> None:
+    """A session's next turn may be taken while its last one is just being forgotten."""
+    back = WriteBack(WIDE, 8, 1024)
+    first, second = threading.Event(), threading.Event()
+
+    def save(until: threading.Event) -> None:
+        assert until.wait(60)
+
+    assert back.take(T, "s", 1, 1, lambda: save(first))
+    assert back.take(T, "s", 1, 1, lambda: save(second))
+    first.set()
+    wait_for(lambda: back.load().num_saved == 1)
+    assert back.load().num_turns == 1
+    second.set()
+    back.stored(T, "s")
+    back.close()
+    assert back.load().num_saved == 2
+    assert back.load().num_failed == 0
 
 
 def test_it_ends_with_everything_stored(make: Make, store: SlowStore) -> None:
