@@ -19,6 +19,7 @@ import pytest
 from engine.errors import LeaseHeld, StoreFull
 from sessions.manager import SessionManager
 from tests.cli.conftest import Tenuto
+from tests.cli.ctrl_c import hear_ctrl_c
 
 SHORT = ("--max-tokens", "8")
 
@@ -100,11 +101,6 @@ def test_a_pipe_that_ends_unsaved_gets_the_error(tenuto: Tenuto, monkeypatch: py
     assert tenuto("chat", *SHORT, stdin="one\n").code == StoreFull.exit_code
 
 
-def _hear_ctrl_c() -> None:
-    """Tests that were started in the background ignore it, and what they start would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Terminal:
     """A chat at a pseudo-terminal, in a process of its own; it is gone when the `with` ends."""
 
@@ -118,7 +114,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=_hear_ctrl_c,
+            preexec_fn=hear_ctrl_c,
         )
         os.close(theirs)
         self._seen = ""

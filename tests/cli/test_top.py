@@ -17,6 +17,7 @@ import pytest
 from engine.errors import ServiceUnreachable, UsageError
 from sessions.keys import ApiKeys
 from tests.cli.conftest import Tenuto
+from tests.cli.ctrl_c import hear_ctrl_c
 from tests.redis_server import free_port
 from tests.sessions.service.test_serve import SHORT, Process, begin, serving
 
@@ -89,7 +90,15 @@ class Screen:
         command = [sys.executable, "-m", "cli.main", "top", *words, "--interval", "0.2s"]
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
         place = Path(__file__).parents[2]
-        self.popen = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=env, cwd=place)
+        self.popen = subprocess.Popen(
+            command,
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            env=env,
+            cwd=place,
+            preexec_fn=hear_ctrl_c,
+        )
         os.close(inside)
         os.set_blocking(self._end, False)
         self.text = ""

@@ -168,7 +168,7 @@ def test_a_session_that_another_process_talks_in_is_423_with_who_and_until_when(
     tiny_path: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    with serving(tiny_path, store) as one, serving(tiny_path, store) as other:
+    with serving(tiny_path, store) as one, serving(tiny_path, store, "--patience", "0.1") as other:
         stream = Stream(one, begin(one))
         with other.client() as client:
             for verb in ("messages", "regenerate", "rewind"):

@@ -22,8 +22,9 @@ PHONE = {"width": 390, "height": 844}
 NARROW = {"width": 360, "height": 640}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one module: as long as its driver runs, no other test of this process can have an event loop."""
     try:
         found = find()
     except NoChromium as error:
