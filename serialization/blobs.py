@@ -136,6 +136,11 @@ class Store(Protocol):
         """The bytes of `blob`, digest verified. Raises BlobMissing, Corrupt, StoreUnavailable."""
         ...
 
+    def get_anew(self, blob: BlobId) -> bytes:
+        """`get` of what was put last, where there may be quick copies of what another process replaced since
+        (a sealed blob, sealed anew); those copies are forgotten."""
+        ...
+
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         """Which of `blobs` are there now. A hint: no save relies on it alone."""
         ...

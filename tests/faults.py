@@ -123,6 +123,9 @@ class FaultyStore:
     def get(self, blob: BlobId) -> bytes:
         return self._call(self.store.get, blob)
 
+    def get_anew(self, blob: BlobId) -> bytes:
+        return self._call(self.store.get_anew, blob)
+
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._call(self.store.has, blobs)
 

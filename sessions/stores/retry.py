@@ -70,6 +70,9 @@ class RetryingStore:
     def get(self, blob: BlobId) -> bytes:
         return self._try(lambda: self._store.get(blob))
 
+    def get_anew(self, blob: BlobId) -> bytes:
+        return self._try(lambda: self._store.get_anew(blob))
+
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._try(lambda: self._store.has(blobs))
 

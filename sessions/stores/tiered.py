@@ -155,6 +155,13 @@ class TieredStore:
         self._fill(self._caches, blob, data)
         return data
 
+    def get_anew(self, blob: BlobId) -> bytes:
+        for cache in self._caches:
+            cache.delete(blob)
+        data = self._last.get_anew(blob)
+        self._fill(self._caches, blob, data)
+        return data
+
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:
         return self._last.has(blobs)
 

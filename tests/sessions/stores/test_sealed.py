@@ -26,12 +26,15 @@ from sessions.keyring.ciphers import Ciphers
 from sessions.keyring.keyset import DataKey, KeySet, Scope
 from sessions.keyring.master import MasterKeys
 from sessions.keyring.ring import Keyring
+from sessions.rotate import rotate_and_drop
 from sessions.stores.base import SEAL_NBYTES, StoreConfig, seal, tenant_key
 from sessions.stores.memory import MemoryStore
 from sessions.stores.sealed import MARKER, roomier
 from sessions.stores.sealing import sealed_store
+from sessions.stores.tiered import CacheTier, TieredStore
 from tests.faults import FaultyStore, flip
 from tests.redis_server import RedisServer
+from tests.sessions.sealing import ring
 from tests.sessions.stores.benches import SMALL, Bench, DiskBench, MemoryBench, RedisBench, SealedBench
 from tests.sessions.stores.contract import StoreContract
 from tests.sessions.stores.test_tiered import TieredBench
@@ -404,3 +407,18 @@ def test_an_erased_tenant_can_do_nothing(bench: SealedBench) -> None:
     ):
         with pytest.raises(Erased):
             act()
+
+
+def test_quick_copies_by_keys_that_were_dropped_since_are_read_anew(tmp_path: Path) -> None:
+    """The keys were rotated by a process that does not see the quick tiers of this one."""
+    keyring, last = ring(tmp_path), MemoryStore(config=roomier(StoreConfig()))
+    tiers = [CacheTier(MemoryStore(config=roomier(StoreConfig())), 1 << 20) for _ in range(2)]
+    store = sealed_store(TieredStore(tiers, last), keyring, "default", StoreConfig())
+    blobs = [store.put(BlobClass.ROWS, bytes([number]) * 1000) for number in range(3)]
+    rotated = rotate_and_drop(
+        sealed_store(last, keyring, "default", StoreConfig()), keyring.tenant("default")
+    )
+    assert (rotated.num_blobs, rotated.problems) == (3, ())
+    for number, blob in enumerate(blobs):
+        assert store.get(blob) == bytes([number]) * 1000
+        assert {tier.get(blob) for tier in tiers} == {last.get(blob)}, "and the copies are those by now"
