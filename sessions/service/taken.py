@@ -123,12 +123,21 @@ def _stored_first(common: Common, unsaved: Unsaved) -> None:
 
 
 def _unsaved(common: Common, place: Place, ref: str) -> Unsaved | None:
-    """What could not be saved is asked for by its id before the store is, which may still fail."""
-    if is_session_id(ref):
-        return common.residents.take_unsaved(place.tenant, ref.upper())
-    if common.residents.num_unsaved:
-        return common.residents.take_unsaved(place.tenant, place.manager.find(ref))
-    return None
+    return common.residents.take_unsaved(place.tenant, _id_of(common, place, ref))
+
+
+def num_unsaved(common: Common, place: Place, ref: str) -> int:
+    """1 where the session's last turn is in memory alone, and so has a sequence already; else 0. Raises
+    SessionNotFound."""
+    return common.residents.num_unsaved_of(place.tenant, _id_of(common, place, ref))
+
+
+def _id_of(common: Common, place: Place, ref: str) -> str:
+    """The id of the session, if it may be one that could not be saved: asked for by its id it is found before
+    the store is asked, which may still fail."""
+    if is_session_id(ref) or not common.residents.num_unsaved:
+        return ref.upper()
+    return place.manager.find(ref)
 
 
 def _stale(stored: Entry) -> StaleSession:

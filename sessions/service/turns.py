@@ -24,7 +24,7 @@ from sessions.service.once import is_whole, told_again
 from sessions.service.place import Place
 from sessions.service.replies import Replies
 from sessions.service.stages import Note, Stage
-from sessions.service.taken import Taken, take
+from sessions.service.taken import Taken, num_unsaved, take
 from sessions.service.told import Begun, Ended, Spoken, Told
 from sessions.session import SaveResult
 from sessions.transcript import whole_characters
@@ -56,7 +56,7 @@ def turn(common: Common, place: Place, ref: str, ask: Ask, change: Change) -> Ge
     until, pause = time.monotonic() + common.patience, SHORTEST_PAUSE
     while True:
         settle(common, place, ref)
-        has = common.residents.num_unsaved_of(place.tenant, ref.upper())
+        has = num_unsaved(common, place, ref)
         with common.admission.turn(cancel, ask.num_replies, has):
             try:
                 taken = take(common, place, ref)

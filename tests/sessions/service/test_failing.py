@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,19 @@ def test_what_is_unsaved_is_not_lost_for_others_and_they_are_told(
     backend.close()
 
 
+def test_by_its_name_too_a_session_that_is_unsaved_needs_no_other_sequence(
+    make_engine: MakeEngine, store: FaultyStore
+) -> None:
+    config = BackendConfig(policy=Policy(lease=5, grace=10))
+    with closing(Backend(make_engine(num_seqs=1), lambda _: store, config)) as backend:
+        session = backend.create(T, "named").id
+        fails_at_the_save(backend, store, session, "one")
+        backend._saving_again.close()
+        up(store)
+        heard(backend.turn(T, "named", user("two"), SHORT))
+        assert users(backend, session) == ["one", "two"]
+
+
 def test_more_replies_than_there_can_be_are_refused(make_backend: MakeBackend) -> None:
     backend = make_backend(num_seqs=2)
     session = backend.create(T).id
@@ -290,3 +305,29 @@ def test_an_unsaved_turn_that_is_lost_to_another_writer_is_told_once(
     assert store.swap(LEASES + session, taken.pack(), None)
     assert heard(backend.turn(T, session, user("four"), SHORT))[2].save_error is None
     assert users(backend, session) == ["one", "four"]
+
+
+def test_what_is_lost_while_a_turn_waits_for_its_place_is_told_to_it(
+    make_engine: MakeEngine, store: FaultyStore
+) -> None:
+    config = BackendConfig(max_turns=1, policy=Policy(lease=5, grace=10))
+    with closing(Backend(make_engine(), lambda _: store, config)) as backend:
+        first, other = backend.create(T).id, backend.create(T).id
+        running = backend.turn(T, other, user("one"), SHORT)
+        next(running)
+        raised: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                heard(backend.turn(T, first, user("two"), SHORT))
+            except LeaseLost as error:
+                raised.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(lambda: backend.load().waiting == 1)
+        backend._common.lost.add(T, first, LeaseLost("taken over"))
+        list(running)
+        asking.join(60)
+        assert [str(error) for error in raised] == ["taken over"]
+        heard(backend.turn(T, first, user("three"), SHORT))  # its lease was given back
