@@ -86,9 +86,9 @@ class Quota:
 
     def _grant(self, nbytes: int, most: int) -> None:
         with self._lock:
-            if self._is_old(most):
+            if self._is_old(_NEAR if self._there + self._granted > _IS_NEAR * most else _FAR):
                 self._count()
-            if self._there + self._granted + nbytes > most and self._granted:
+            if self._there + self._granted + nbytes > most and (self._granted or self._is_old(_NEAR)):
                 self._count()
             used = self._there + self._granted
             if used + nbytes > most:
@@ -101,10 +101,10 @@ class Quota:
             self._granted += nbytes
             self._writing += nbytes
 
-    def _is_old(self, most: int) -> bool:
+    def _is_old(self, believed: float) -> bool:
+        """Whether the figure is older than the seconds that one is believed for."""
         if self._counted is None:
             return True
-        believed = _NEAR if self._there + self._granted > _IS_NEAR * most else _FAR
         return self._clock() - self._counted >= max(believed, self._took / _SHARE)
 
     def _count(self) -> None:

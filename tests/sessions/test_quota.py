@@ -262,6 +262,15 @@ def test_what_others_write_is_seen_at_once_near_the_quota() -> None:
     assert not granted(quota, 10)
 
 
+def test_what_others_deleted_is_seen_before_more_is_refused() -> None:
+    store, clock = Counted(), Time()
+    quota = Quota(store, 1000, clock)
+    store.there = 800  # far from the quota, and too near for this
+    assert not granted(quota, 300)
+    store.there, clock.now = 100, 2.0
+    assert granted(quota, 300)
+
+
 def test_who_is_over_the_quota_does_not_have_the_store_counted_at_every_call() -> None:
     store, clock = Counted(), Time()
     store.there = 2000
