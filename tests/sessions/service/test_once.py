@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ from serialization.limits import MAX_REPLIES
 from sessions.lease import acquire
 from sessions.manager import SessionManager
 from sessions.policy import Policy
+from sessions.restore import Reason
+from sessions.service.ask import Ask
 from sessions.service.backend import Backend, BackendConfig
+from sessions.service.once import Once
 from sessions.stores.disk import DiskStore
 from tests.faults import FaultyStore
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.conftest import MakeBackend
-from tests.sessions.service.hearing import wait_for
+from tests.sessions.service.hearing import SHORT, T, heard, user, wait_for
 from tests.sessions.service.serving import Served, events, served
 
 SAMPLER = {"temperature": 1.0, "seed": 3}
@@ -344,3 +347,40 @@ def test_a_turn_that_a_failover_lost_is_reported_by_its_generation(at: Served, t
     assert say(at.client, session, "two", None).json()["saved"]["generation"] == 3
     assert texts(at.client, session)[::2] == ["one", "two"]
     store.close()
+
+
+def test_a_turn_that_was_said_over_a_lost_one_elsewhere_does_not_hide_the_loss(
+    two: tuple[httpx.Client, httpx.Client], tmp_path: Path
+) -> None:
+    """Both have the same generation."""
+    one, other = two
+    session = begin(one)
+    say(one, session, "one", None)
+    with closing(DiskStore(tmp_path / "store", "default")) as store:
+        before = store.read(f"session/{session}")
+        say(one, session, "two", None)
+        assert store.swap(f"session/{session}", store.read(f"session/{session}"), before)
+    assert say(other, session, "else", None).json()["saved"]["generation"] == 3
+    told = say(one, session, "three", None)
+    assert (told.status_code, told.json()["error"]["code"]) == (409, "turn_lost")
+    assert told.json()["error"]["details"] == {"generation": 3, "lost": 3}
+    assert say(one, session, "three", None).json()["saved"]["generation"] == 4
+    assert texts(one, session)[::2] == ["one", "else", "three"]
+
+
+def test_a_reply_that_was_cut_short_is_told_again_as_it_is_once_it_is_not_the_last(
+    make_backend: MakeBackend,
+) -> None:
+    backend = make_backend()
+    session = backend.create(T).id
+    ask = Ask(max_tokens=200, once=Once.of("a", b"one"))
+    said = backend.turn(T, session, user("one"), ask)
+    for _ in range(3):
+        next(said)
+    said.close()
+    heard(backend.turn(T, session, user("two"), SHORT))
+    before = backend.get(T, session).messages
+    begun, text, ended = heard(backend.turn(T, session, user("one"), ask))
+    assert begun.restored.reason is Reason.REPEATED
+    assert (text, ended.replies[0].finish) == (before[1].text, "cancelled")
+    assert backend.get(T, session).messages == before
