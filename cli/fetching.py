@@ -22,7 +22,8 @@ def fetch_with_progress(name: str, out: Output) -> Path:
         TransferSpeedColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=out.quiet, transient=True) as bar:
+    unseen = out.quiet or not console.is_terminal  # where it would leave an empty line
+    with Progress(*columns, console=console, disable=unseen, transient=True) as bar:
         task = bar.add_task(name, total=None)
 
         def progress(done: int, total: int) -> None:

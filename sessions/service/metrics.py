@@ -60,6 +60,7 @@ class Metrics:
         match told:
             case Begun():
                 self._prompt.inc(told.prompt_tokens)
+                self._restored.inc(told.restored.restored)
                 self.restored(told.restored)
             case Ended():
                 self._said.inc(sum(reply.num_tokens for reply in told.replies))
@@ -70,8 +71,8 @@ class Metrics:
                     self._unsaved.inc()
 
     def restored(self, result: RestoreResult) -> None:
+        """A restore, for a prompt or for none: what a prompt had is counted with the prompt."""
         self._restores.labels(result.reason.value).inc()
-        self._restored.inc(result.restored)
         self._recomputed.inc(result.recomputed)
         self._restore_seconds.observe(result.seconds)
 

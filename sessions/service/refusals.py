@@ -146,7 +146,9 @@ async def invalid(request: Request, error: Exception) -> Response:
     found = error.errors()[0]
     record_of(request.scope).error = "invalid_request"
     where = _path(found["loc"])
-    message = f"{where}: {found['msg']}" if where else str(found["msg"])
+    message = f"{where}: {found['msg']}" if where else f"the body: {found['msg']}"
+    if not where and found["type"] in ("model_attributes_type", "missing"):
+        message = "the body must be a JSON object, sent with content-type: application/json"
     if found["type"] == "json_invalid":
         return refusal(400, "the body is no JSON", "invalid_json")
     code = "unsupported" if found["type"] == "unsupported" else "invalid_request"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import LeaseHeld, TenutoError, UsageError
 from engine.generation import Cancel
@@ -16,7 +16,7 @@ from serialization.manifest import Message
 from serialization.replies import KeptReply
 from sessions.live import Live
 from sessions.quota import about_nbytes
-from sessions.restore import RestoreResult
+from sessions.restore import Reason, RestoreResult
 from sessions.service.ask import Ask, ChatMessage
 from sessions.service.common import Common
 from sessions.service.held import MEASURED, Held, settle
@@ -114,7 +114,7 @@ def _said(
     """The turn up to its end, which is returned. It may take `room` cells."""
     live, engine = held.live, held.place.engine
     try:
-        change.prepare(live)
+        opening = _prepared(held, change)
         with held.place.manager.room(_about_stored(held, room)):
             pass  # asked for again, exactly, by the save: but nothing is said that has no room
         complete = heard(common, live, change.says, ask, cancel)
@@ -125,7 +125,7 @@ def _said(
         raise
     replies = Replies(engine, live, ask, common.choosers, cancel)
     try:
-        yield Begun(live.session.id, live.told, restored(held.restored, live.reused))
+        yield Begun(live.session.id, live.told, restored(opening, live.reused))
         if complete:
             with ask.watch(Stage.DECODE) as note, closing(replies.said()) as pieces:
                 yield from pieces
@@ -183,6 +183,20 @@ def heard(common: Common, live: Live, messages: Sequence[Message], ask: Ask, can
     if live.computed - before >= MEASURED:
         common.planner.computed(live.computed - before, time.perf_counter() - started)
     return complete
+
+
+def _prepared(held: Held, change: Change) -> RestoreResult:
+    """What the turn had of its past: nothing that was taken back, nor what had to be read again for that."""
+    live, opening = held.live, held.restored
+    before = live.computed
+    change.prepare(live)
+    again = live.computed - before
+    return replace(
+        opening,
+        reason=Reason.NO_CHECKPOINT if again and opening.reason is Reason.EXACT else opening.reason,
+        restored=min(opening.restored, live.told - again),
+        recomputed=opening.recomputed + again,
+    )
 
 
 def restored(opening: RestoreResult, reused: RestoreResult | None) -> RestoreResult:

@@ -207,9 +207,12 @@ def test_regenerate_and_edit(make_backend: MakeBackend) -> None:
     begun, again, _ = heard(backend.regenerate(T, session, SHORT))
     assert again == two
     assert begun.restored.recomputed == 0
+    assert begun.restored.restored <= begun.prompt_tokens  # nothing of the reply that was taken back
     other = SamplerParams(temperature=1.0, seed=6)
     assert heard(backend.regenerate(T, session, Ask(max_tokens=12, sampler=other)))[1] != two
-    heard(backend.edit(T, session, "three", SHORT))
+    first = backend.get(T, session).messages[1]
+    begun, _, _ = heard(backend.edit(T, session, "three", SHORT))
+    assert (begun.restored.restored, begun.restored.recomputed) == (first.stop, 0)
     view = backend.get(T, session)
     assert [m.text for m in view.messages if m.role == "user"] == ["one", "three"]
     assert len(view.messages) == 4

@@ -69,6 +69,23 @@ def test_the_counters_count() -> None:
         assert now["tenuto_turns_running",] == 0
 
 
+def test_no_more_of_prompts_was_had_than_there_was(make_backend: MakeBackend) -> None:
+    with served(make_backend()) as at:
+        session = at.client.post("/v1/sessions").json()["id"]
+        path = f"/v1/sessions/{session}"
+        short = {"max_tokens": 24}
+        answers = [
+            at.client.post(f"{path}/{verb}", json={**body, **short}).json()
+            for verb, body in (("messages", SAID), ("regenerate", {}), ("edit", {"content": "b"}))
+        ]
+        at.client.post(f"{path}/rewind")
+        now = counted(at)
+        had = [answer["restored"]["restored_tokens"] for answer in answers]
+        assert all(there <= answer["prompt_tokens"] for there, answer in zip(had, answers, strict=True))
+        assert now["tenuto_restores_total", "edited"] == 1
+        assert now["tenuto_restored_tokens_total",] == sum(had)  # a rewind is no prompt that had something
+
+
 def test_health_is_503_once_it_is_being_ended() -> None:
     backend = FakeBackend()
     with served(backend) as at:

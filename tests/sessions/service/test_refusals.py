@@ -136,7 +136,8 @@ def test_a_body_of_a_wrong_shape_is_refused_with_a_reason(at: Served, body: byte
 )
 def test_a_body_that_does_not_say_that_it_is_json_is_refused(at: Served, kind: str) -> None:
     body = json.dumps(HELLO).encode()
-    refused(at.client.post(MESSAGES, content=body, headers={"content-type": kind}))
+    answer = at.client.post(MESSAGES, content=body, headers={"content-type": kind})
+    assert "application/json" in refused(answer)["message"]
 
 
 def test_what_is_wrong_is_named_and_not_said_back(at: Served) -> None:
