@@ -12,6 +12,8 @@ import httpx
 
 #: Statuses that say: later.
 _LATER = (423, 429, 503)
+#: What a turn is told that was not saved, since a failover lost its lease, or the turn before it.
+_LOST = ("lease_lost", "turn_lost", "stale_session")
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,26 @@ class Heard:
     seconds: list[float] = field(default_factory=list)
     turns: int = 0
 
+    def wait_for(self, turns: int) -> None:
+        """Until so many turns were acknowledged: then what is done comes in the way of others."""
+        until = time.monotonic() + 60
+        while self.turns < turns and time.monotonic() < until:
+            time.sleep(0.005)
+
     def slowest(self) -> float:
         return max(self.seconds)
 
 
-def talk(url: str, crowd: Crowd) -> Heard:
-    """All of the crowd's turns, each asked for until it was acknowledged: said, and saved."""
-    return asyncio.run(_talk(url, crowd))
+def talk(url: str, crowd: Crowd, heard: Heard | None = None) -> Heard:
+    """All of the crowd's turns, each asked for until it was acknowledged: said, and saved. `heard` grows
+    meanwhile."""
+    heard = heard or Heard()
+    asyncio.run(_talk(url, crowd, heard))
+    return heard
 
 
-async def _talk(url: str, crowd: Crowd) -> Heard:
-    heard, places = Heard(), asyncio.Semaphore(crowd.at_once)
+async def _talk(url: str, crowd: Crowd, heard: Heard) -> None:
+    places = asyncio.Semaphore(crowd.at_once)
     limits = httpx.Limits(max_keepalive_connections=0)  # every request to whichever worker comes next
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
 
@@ -67,7 +78,6 @@ async def _talk(url: str, crowd: Crowd) -> Heard:
         async with asyncio.TaskGroup() as group:
             for number in range(crowd.conversations):
                 group.create_task(one(number))
-    return heard
 
 
 async def _conversation(client: httpx.AsyncClient, crowd: Crowd, number: int, heard: Heard) -> None:
@@ -132,7 +142,7 @@ async def _until(
                     return said
             else:
                 why = said["error"]["code"]
-                assert answer.status_code in _LATER, (answer.status_code, said)
+                assert answer.status_code in _LATER or why in _LOST, (answer.status_code, said)
         heard.again[why] += 1
         assert time.monotonic() < until, f"it never comes: {why}"
         await asyncio.sleep(0.1)

@@ -56,8 +56,9 @@ def killed(
         Workers(2, model, server.url, folder, "--deterministic") as two,
         round_robin(two.ports) as proxy,
     ):
-        with Killer(two, pause, most) as killer:
-            heard = talk(proxy.url, crowd)
+        heard = Heard()
+        with Killer(two, heard, crowd, pause, most) as killer:
+            talk(proxy.url, crowd, heard)
         stored = read(proxy.url, crowd)
     told("two workers, killed", heard, kills=killer.kills, reasons=dict(heard.reasons))
     assert killer.kills >= least, "nobody was killed in time: the test shows nothing"
@@ -73,7 +74,7 @@ def test_whoever_takes_a_turn_says_what_a_single_one_would(tiny_path: Path, tmp_
 
 
 def test_a_killed_worker_loses_no_turn_and_none_is_said_twice(tiny_path: Path, tmp_path: Path) -> None:
-    killed(tiny_path, tmp_path, FEW, pause=1.0, least=1, most=1)
+    killed(tiny_path, tmp_path, FEW, pause=0.0, least=1, most=1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.redis_server import free_port
+from tests.sessions.service.crowd import Crowd, Heard
 
 #: A lease that outlives its holder by little, and patience for one that does.
 HURRIED = ("--lease", "2s", "--patience", "4s")
@@ -78,11 +79,14 @@ class Workers:
 
 
 class Killer:
-    """Kills one of the workers after each `pause` seconds (the others have the work), and starts it again,
-    until the end of the block. `kills` counts."""
+    """Once `heard` has as many turns as there are conversations, kills one of the workers after each `pause`
+    seconds (the others have the work), and starts it again, until the end of the block. `kills` counts."""
 
-    def __init__(self, workers: Workers, pause: float, most: int | None = None) -> None:
-        self._workers, self._pause, self._most = workers, pause, most
+    def __init__(
+        self, workers: Workers, heard: Heard, crowd: Crowd, pause: float, most: int | None = None
+    ) -> None:
+        self._workers, self._heard, self._crowd = workers, heard, crowd
+        self._pause, self._most = pause, most
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.kills = 0
@@ -97,6 +101,7 @@ class Killer:
         self._thread.join(120)
 
     def _run(self) -> None:
+        self._heard.wait_for(self._crowd.conversations)
         while not self._ending.wait(self._pause) and self.kills != self._most:
             worker = self._workers[self.kills % len(self._workers.ports())]
             started = time.monotonic()
