@@ -54,6 +54,7 @@ def connect(url: str, config: StoreConfig) -> Any:
     scheme = url.partition(":")[0]
     try:
         if scheme in PLAIN:
+            _check_database(url)
             return redis.Redis.from_url(url, **options)
         if scheme.startswith("rediss"):
             options["ssl"] = True
@@ -83,6 +84,15 @@ def with_replicas(url: str, config: StoreConfig) -> tuple[str, StoreConfig]:
         raise UsageError("a Redis address has one replicas=N, a number")
     rest = "&".join(part for part in parts if not part.startswith("replicas="))
     return f"{place}?{rest}" if rest else place, replace(config, replicas=int(asked[0]))
+
+
+def _check_database(url: str) -> None:
+    """The library takes database 0 for what is no number. Raises UsageError."""
+    if url.startswith("unix:"):
+        return
+    number = _split(url)[2].partition("?")[0].strip("/")
+    if number and not (number.isascii() and number.isdecimal()):
+        raise UsageError(f"not a Redis address: {number!r} is no number of a database")
 
 
 def _sentinel(hosts: str, path: str, options: dict[str, Any]) -> Any:

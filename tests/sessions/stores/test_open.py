@@ -63,6 +63,9 @@ def test_memory_and_tiers(tmp_path: Path) -> None:
         "tiered:memory=1M@/x,memory:",
         "tiered:disk=1M,memory:",
         "redis+http://host",
+        "redis://host/x",
+        "redis://host/1/2",
+        "rediss://user:word@host:1/-1",
     ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
