@@ -312,6 +312,10 @@ class SessionManager:
         """Keep the session's newest turn under `name`, out of reach of gc and TTL."""
         return self._pins.add(self._catalog.session(self._catalog.find(ref)), name)
 
+    def repin(self, ref: str, name: str) -> Pin:
+        """The same in place of what is kept under that name."""
+        return self._pins.replace(self._catalog.session(self._catalog.find(ref)), name)
+
     def pins(self) -> list[Pin]:
         return self._pins.list()
 

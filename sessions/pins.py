@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import SessionExists, StaleSession
-from serialization.blobs import BlobClass, Store
+from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, ManifestKind
 from sessions import names
 from sessions.catalog import Catalog, Entry
@@ -25,6 +25,19 @@ class Pins:
 
     def add(self, entry: Entry, name: str) -> Pin:
         """Keep `entry` under `name`. Raises SessionExists, NameRefused, StaleSession, QuotaExceeded."""
+        return self._keep(entry, name, None)
+
+    def replace(self, entry: Entry, name: str) -> Pin:
+        """The same in place of what is kept under that name: after an error it still is. Raises NameRefused,
+        StaleSession, QuotaExceeded."""
+        names.check_name(name)
+        old = self._store.read(names.pin_ref(name))
+        pin = self._keep(entry, name, old)
+        if old is not None and self._store.read(names.pin_ref(name)) != old:
+            self._store.delete_blob(BlobId(old.decode()), 0)  # as in `remove`
+        return pin
+
+    def _keep(self, entry: Entry, name: str, old: bytes | None) -> Pin:
         names.check_name(name)
         source = entry.manifest
         pinned = replace(
@@ -32,14 +45,17 @@ class Pins:
         )
         data = pinned.encode()
         with self._room(len(data) + NEW_SESSION_NBYTES):
-            return self._put(entry, name, pinned, data)
+            return self._put(entry, name, pinned, data, old)
 
-    def _put(self, entry: Entry, name: str, pinned: Manifest, data: bytes) -> Pin:
+    def _put(self, entry: Entry, name: str, pinned: Manifest, data: bytes, old: bytes | None) -> Pin:
         source = entry.manifest
         blob = self._store.scoped(source.session).put(BlobClass.MANIFEST, data)
         # Only while the session still stands at this turn: else gc might already have met its blobs.
-        if not self._store.swap(names.pin_ref(name), None, blob.encode(), guard=entry.guard):
-            if self._store.read(names.pin_ref(name)) is not None:
+        if not self._store.swap(names.pin_ref(name), old, blob.encode(), guard=entry.guard):
+            now = self._store.read(names.pin_ref(name))
+            if old is not None and now != old:
+                raise StaleSession(f"pin {name!r} was changed by another writer")
+            if old is None and now is not None:
                 raise SessionExists(f"a pin named {name!r} exists already")
             raise StaleSession(f"session {source.session} moved on while it was pinned; pin it again")
         return Pin(name, source.session, len(source.tokens), pinned.updated)

@@ -317,6 +317,12 @@ class Backend:
         self._save(tenant, session)
         return self.manager(tenant).pin(session, name)
 
+    def repin(self, tenant: str, session: str, name: str) -> Pin:
+        """The same in place of what is kept under that name, if anything is: after an error it still is."""
+        self._settled(tenant, session)
+        self._save(tenant, session)
+        return self.manager(tenant).repin(session, name)
+
     def pins(self, tenant: str) -> Sequence[Pin]:
         return self.manager(tenant).pins()
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from engine.errors import NoSlot, SessionExists, SessionNotFound, UsageError
+from engine.errors import NoSlot, SessionNotFound, UsageError
 from engine.state import SamplerParams
 from sessions.service.call import Call, TheCall
 from sessions.service.refusals import answers
@@ -168,11 +168,7 @@ def _listed(call: Call) -> list[dict[str, Any]]:
 
 def _save(call: Call, slot: int, filename: str) -> dict[str, Any]:
     started, session = time.perf_counter(), _session(call, slot)
-    try:
-        pin = call.backend.pin(call.tenant, session, filename)
-    except SessionExists:  # a file of this name is written over there
-        call.backend.unpin(call.tenant, filename)
-        pin = call.backend.pin(call.tenant, session, filename)
+    pin = call.backend.repin(call.tenant, session, filename)  # a file of this name is written over there
     return {
         "id_slot": slot,
         "filename": filename,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,14 @@ from engine.errors import (
     SessionExists,
     SessionNotFound,
     StaleSession,
+    StoreFull,
 )
 from engine.runner import Engine
 from engine.state import SeqId
 from serialization.blobs import BlobClass, blob_class
 from serialization.manifest import Message
 from sessions.manager import SessionManager
+from sessions.names import pin_ref
 from sessions.policy import Policy
 from sessions.restore import Fallback, Reason
 from sessions.session import Session
@@ -239,6 +242,33 @@ def test_a_pin_stays_where_it_was_set(manager: SessionManager) -> None:
         manager.pin(session.id, "here")
     manager.unpin("here")
     assert manager.pins() == []
+
+
+def test_a_pin_that_is_set_anew_is_there_all_the_time(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, seq = fed(manager, "until here")
+    manager.repin(session.id, "here")
+    manager.engine.feed(seq, manager.engine.tokenizer.encode(" and beyond"))
+    manager.save(session, seq, ())
+    swap = manager.store.swap
+
+    def full(name: str, old: bytes | None, new: bytes | None, guard: Any = None) -> bool:
+        if name == pin_ref("here"):
+            raise StoreFull("no room")
+        return swap(name, old, new, guard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager.store, "swap", full)
+        with pytest.raises(StoreFull):
+            manager.repin(session.id, "here")
+    assert [(pin.name, pin.length) for pin in manager.pins()] == [("here", 10)]
+    manager.repin(session.id, "here")
+    manager.repin(session.id, "here")
+    session.close()
+    assert [pin.length for pin in manager.pins()] == [manager.info(session.id).length]
+    assert manager.load("here").length == manager.info(session.id).length
+    assert manager.check().clean
 
 
 def test_an_archive_carries_the_session_to_another_store(
