@@ -312,27 +312,16 @@ class Backend:
         return stored.view(self.manager(tenant).take_in(source, name))
 
     def pin(self, tenant: str, session: str, name: str) -> Pin:
-        """Keep the session's newest turn under `name`."""
-        self._settled(tenant, session)
-        self._save(tenant, session)
-        return self.manager(tenant).pin(session, name)
-
-    def repin(self, tenant: str, session: str, name: str) -> Pin:
-        """The same in place of what is kept under that name, if anything is: after an error it still is."""
+        """Keep the session's newest turn under `name`, in place of what is kept under it, which is there until
+        then."""
         self._settled(tenant, session)
         self._save(tenant, session)
         return self.manager(tenant).repin(session, name)
-
-    def pins(self, tenant: str) -> Sequence[Pin]:
-        return self.manager(tenant).pins()
 
     def load_pin(self, tenant: str, name: str) -> SessionView:
         """A new session that goes on from a pin."""
         stored = self._stored(tenant)
         return stored.view(stored.load(name))
-
-    def unpin(self, tenant: str, name: str) -> None:
-        self.manager(tenant).unpin(name)
 
     def usage(self, tenant: str) -> Usage:
         return self.manager(tenant).usage()

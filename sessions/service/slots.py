@@ -168,7 +168,7 @@ def _listed(call: Call) -> list[dict[str, Any]]:
 
 def _save(call: Call, slot: int, filename: str) -> dict[str, Any]:
     started, session = time.perf_counter(), _session(call, slot)
-    pin = call.backend.repin(call.tenant, session, filename)  # a file of this name is written over there
+    pin = call.backend.pin(call.tenant, session, filename)  # a file of this name is written over there
     return {
         "id_slot": slot,
         "filename": filename,

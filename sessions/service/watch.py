@@ -126,9 +126,10 @@ class Watch:
             raise ServiceUnreachable(
                 f"{self.url}{path}: {_refusal(error.code)}", status=error.code
             ) from error
+        except urllib.error.URLError as error:
+            raise ServiceUnreachable(f"{self.url} does not answer: {error.reason}") from error
         except (OSError, HTTPException) as error:
-            why = getattr(error, "reason", error)
-            raise ServiceUnreachable(f"{self.url} does not answer: {why}") from error
+            raise ServiceUnreachable(f"{self.url} does not answer: {error}") from error
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

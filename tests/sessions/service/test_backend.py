@@ -291,9 +291,9 @@ def test_pins_keep_turns(make_backend: MakeBackend) -> None:
     assert backend.pin(T, session, "here").name == "here"
     heard(backend.turn(T, session, user("two"), SHORT))
     assert len(backend.load_pin(T, "here").messages) == 2
-    assert [pin.name for pin in backend.pins(T)] == ["here"]
-    backend.unpin(T, "here")
-    assert list(backend.pins(T)) == []
+    assert [pin.name for pin in backend.manager(T).pins()] == ["here"]
+    backend.manager(T).unpin("here")
+    assert list(backend.manager(T).pins()) == []
 
 
 def test_messages_are_amended_without_a_reply(make_backend: MakeBackend) -> None:
