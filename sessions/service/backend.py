@@ -312,8 +312,7 @@ class Backend:
         return stored.view(self.manager(tenant).take_in(source, name))
 
     def pin(self, tenant: str, session: str, name: str) -> Pin:
-        """Keep the session's newest turn under `name`, in place of what is kept under it, which is there until
-        then."""
+        """Keep the session's newest turn under `name`, in place of what is kept under it until then."""
         self._settled(tenant, session)
         self._save(tenant, session)
         return self.manager(tenant).repin(session, name)
