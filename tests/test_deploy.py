@@ -52,7 +52,8 @@ def said(instruction: str) -> list[str]:
 def parse(arguments: list[str]) -> None:
     """Raises a click error unless the command line is one, without running anything."""
     command: click.Command = tenuto
-    with click.Context(tenuto) as ctx:
+    # A command keeps the help option of the context in which it was first made: the same one as a person's.
+    with click.Context(tenuto, **tenuto.context_settings) as ctx:
         while isinstance(command, click.Group):
             command = command.commands[arguments[0]]
             arguments = arguments[1:]
