@@ -26,7 +26,10 @@
     │   ├── UnknownFeature         33   a feature, codec or kind this build does not know
     │   ├── LimitExceeded          34   a declared size beyond what is allowed
     │   ├── FingerprintMismatch    35   made by another model, RoPE, dtype, rotation or tokenizer
-    │   └── BlobMissing            36   stored bytes that are no longer there
+    │   ├── BlobMissing            36   stored bytes that are no longer there
+    │   ├── AmbiguousFormat        37   a foreign file that can be read in ways that mean different things
+    │   ├── Unproven               38   imported rows that the model does not compute, or nothing can prove
+    │   └── UnknownFormat          39   a file of no kind that is read here, or of one that is never opened
     ├── StoreError                 40
     │   ├── StoreUnavailable       41   the server or folder cannot be reached
     │   ├── StoreFull              42   no room left on the device
@@ -174,6 +177,18 @@ class FingerprintMismatch(StateError):
 
 class BlobMissing(StateError):
     exit_code = 36
+
+
+class AmbiguousFormat(StateError):
+    exit_code = 37
+
+
+class Unproven(StateError):
+    exit_code = 38
+
+
+class UnknownFormat(StateError):
+    exit_code = 39
 
 
 class StoreError(TenutoError):
