@@ -26,6 +26,17 @@ class Rotation(StrEnum):
     UNKNOWN = "unknown"  # nothing in the file can tell: the caller says it, or the proof finds it
 
 
+class ValueOrder(StrEnum):
+    """In which order the values of a row are."""
+
+    #: As llama.cpp has them: RoPE's pairs as the geometry's `pairing` says, a convolution's inputs a channel
+    #: at a time (oldest first), states as its operators keep them.
+    GGML = "ggml"
+    #: As ours are: RoPE turns value i of a head with i + n/2, a convolution's inputs are a token at a time
+    #: (oldest first), states as a Hugging Face checkpoint's own code has them. The reader saw to it.
+    OURS = "ours"
+
+
 class Tensor(StrEnum):
     """What of a layer a tensor is."""
 
@@ -85,6 +96,7 @@ class ForeignState:
     caches: tuple[ForeignCells, ...]
     point: ForeignPoint | None = None
     rotation: Rotation = Rotation.UNKNOWN
+    order: ValueOrder = ValueOrder.GGML
     notes: tuple[str, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
 
