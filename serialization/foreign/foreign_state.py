@@ -85,9 +85,10 @@ class ForeignState:
     """`source` says for people what it was read from, `layout` by which name of the version table.
 
     `tokens` are the ids that the file lists, None where it has none. They are the caller's word: nothing
-    in the file ties them to cells. `caches` and `point` are as the geometry has them. `notes` say what was
-    found and not taken (outputs of an old session file, a medium's bytes, ...). `details` is what a writer
-    needs to make the same bytes again (stream count, cell order, ...), and nobody else.
+    in the file ties them to cells. `caches` and `point` are as the geometry has them, one for one, also
+    where a file keeps full and window layers together (then the window has all of its rows). `notes` say
+    what was found and not taken (outputs of an old session file, a medium's bytes, ...). `details` is what
+    a writer needs to make the same bytes again (stream count, cell order, ...), and nobody else.
     """
 
     source: str

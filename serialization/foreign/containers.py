@@ -1,0 +1,152 @@
+"""A llama.cpp file around one sequence: in the form that it was read in, or any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import Unsupported
+from serialization.foreign.cells import cells_of
+from serialization.foreign.cursor import Bytes
+from serialization.foreign.files import Container, LlamaFile, write_file
+from serialization.foreign.foreign_state import ForeignCells, ForeignRows, ForeignState, Tensor
+from serialization.foreign.geometry import CacheRole, Geometry, RecurrentCache, RowsCache
+from serialization.foreign.ggml import type_of
+from serialization.foreign.grammar import BY_NAME, Grammar, Owners, Scope
+from serialization.foreign.kv import Stream
+from serialization.foreign.payload import Part
+from serialization.foreign.records import Outputs, TokenRecord, record_of
+from serialization.foreign.recurrent import RecurrentCells
+
+#: where `ForeignState.details` has the form that it was read in
+FORM = "form"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """How a file holds one sequence: everything in it that is not the sequence's own.
+
+    `stream` of `streams` has its cells, in every cache that has streams; `sequence` is the id that cells
+    name as their owner. `merged`: full and sliding layers share one cache. `packed`: tokens as llama-server
+    packs them. `record` and `outputs` stand for themselves where they were read.
+    """
+
+    container: Container
+    grammar: Grammar
+    streams: int = 1
+    stream: int = 0
+    sequence: int = 0
+    merged: bool = False
+    packed: bool = False
+    record: TokenRecord | None = None
+    outputs: Outputs | None = None
+
+
+#: what is written where nothing else is asked for
+NEWEST = Form(Container.SEQUENCE_FILE, BY_NAME["3"])
+
+
+def file_of(state: ForeignState, geometry: Geometry, form: Form | None = None) -> LlamaFile:
+    """A file that holds this sequence alone; in the form it was read in, or as llama.cpp writes sequence
+    files today, where no other is given. Raises `Unsupported` for what that form cannot hold."""
+    read_in = state.details.get(FORM)
+    if form is None:
+        form = read_in if isinstance(read_in, Form) else NEWEST
+    caches = iter(_merged(state, geometry) if form.merged else state.caches)
+    parts: list[Part] = []
+    for cache in (geometry.merged() if form.merged else geometry).caches:
+        if isinstance(cache, RecurrentCache):
+            parts.append(_recurrent(state, cache, form))
+        else:
+            parts.append(_streams(next(caches), geometry, cache, form))
+    return LlamaFile(
+        form.container,
+        form.grammar,
+        form.merged,
+        _record(state, form),
+        form.sequence if form.container is Container.SEQUENCE_STATE else None,
+        _outputs(form),
+        tuple(parts),
+    )
+
+
+def write_container(state: ForeignState, geometry: Geometry, form: Form | None = None) -> Iterator[Bytes]:
+    """The bytes of `file_of`, in pieces. Raises what that raises, before the first piece."""
+    return write_file(file_of(state, geometry, form), geometry)
+
+
+def write_sequence_file(state: ForeignState, geometry: Geometry) -> Iterator[Bytes]:
+    """A sequence file of version 3, in pieces: for llama.cpp since 26 August 2026 up to 0.5. Raises
+    `Unsupported` for a state that such a file of this model cannot hold."""
+    return write_container(state, geometry, NEWEST)
+
+
+def _record(state: ForeignState, form: Form) -> TokenRecord | None:
+    if not form.container.stamped:
+        return None
+    return form.record or record_of(state.tokens or (), form.packed)
+
+
+def _outputs(form: Form) -> Outputs | None:
+    if not form.grammar.outputs:
+        return None
+    empty = np.empty(0, "<f4")
+    return form.outputs or Outputs(np.empty(0, "<i4"), empty, empty)
+
+
+def _merged(state: ForeignState, geometry: Geometry) -> list[ForeignCells]:
+    """Full and sliding layers in one cache. Raises `Unsupported` where they have other cells."""
+    own = [cells for cells in state.caches if cells.role is not CacheRole.INDEX]
+    first = own[0]
+    for cells in own[1:]:
+        if not np.array_equal(cells.positions, first.positions) or cells.transposed != first.transposed:
+            raise Unsupported("rows of a window cannot be in one cache with those of every token")
+    rows = tuple(each for cells in own for each in cells.rows)
+    one = ForeignCells(CacheRole.FULL, first.positions, rows, first.extension, first.transposed)
+    return [one, *(cells for cells in state.caches if cells.role is CacheRole.INDEX)]
+
+
+def _streams(cells: ForeignCells, geometry: Geometry, cache: RowsCache, form: Form) -> tuple[Stream, ...]:
+    owner = None if form.grammar.owners is Owners.NONE else form.sequence
+    words = form.grammar.words(geometry.extension)
+    extension = cells.extension
+    if words and (extension is None or extension.shape[1] < words):
+        raise Unsupported(f"cells of layout {form.grammar.name} say {words} words more than their positions")
+    extension = extension[:, :words] if words and extension is not None else None
+    widths = {}
+    for each in cache.layers:
+        widths[each.layer, Tensor.KEYS] = each.key_values
+    for each in cache.layers:
+        if each.value_size is not None:
+            widths[each.layer, Tensor.VALUES] = each.value_values
+    rows = _in_order(cells.rows, widths, len(cells.positions))
+    own = Stream(cells_of(cells.positions.astype(np.int32), owner, extension), rows, cells.transposed)
+    none = Stream(cells_of(np.empty(0, np.int32), owner))
+    return tuple(own if at == form.stream else none for at in range(form.streams))
+
+
+def _recurrent(state: ForeignState, cache: RecurrentCache, form: Form) -> RecurrentCells:
+    if state.point is None:
+        raise Unsupported("the model has recurrent state, and there is none to write")
+    owner = None if form.grammar.scope is Scope.SEQUENCE else form.sequence
+    widths = {(each.layer, Tensor.CONV): each.conv_values for each in cache.layers}
+    widths |= {(each.layer, Tensor.STATE): each.state_values for each in cache.layers}
+    cells = cells_of(np.array([state.point.position], np.int32), owner)
+    return RecurrentCells(cells, _in_order(state.point.rows, widths, 1))
+
+
+def _in_order(
+    rows: tuple[ForeignRows, ...], widths: dict[tuple[int, Tensor], int], num_rows: int
+) -> tuple[ForeignRows, ...]:
+    """The rows of every (layer, tensor) of `widths`, in its order. Raises `Unsupported` where one is missing,
+    is one too many, or has another size than so many values."""
+    have = {(each.layer, each.tensor): each for each in rows}
+    if have.keys() != widths.keys() or len(have) != len(rows):
+        raise Unsupported("the rows of a state are not those of the model")
+    for key, values in widths.items():
+        expected = (num_rows, type_of(have[key].dtype).row_nbytes(values))
+        if tuple(have[key].data.shape) != expected:
+            raise Unsupported(f"{key[1]} of layer {key[0]} is not {expected[0]} rows of {expected[1]} bytes")
+    return tuple(have[key] for key in widths)
