@@ -26,6 +26,7 @@ from engine.generation import Cancel, generate
 from engine.models.base import Model, Trunk
 from engine.parallel.lead import Lead
 from engine.reading import FeedResult, feed, share, unshare
+from engine.remembered import Remembered, remembered
 from engine.reply import Piece
 from engine.sequence import Record
 from engine.slots import Resting, Slots, memory_spec
@@ -116,6 +117,11 @@ class Engine:
     @property
     def layout(self) -> Layout:
         return self._memory.layout
+
+    @property
+    def remembered(self) -> Remembered:
+        """What its memory is made of."""
+        return remembered(self._model, self.layout)
 
     @property
     def n_ctx(self) -> int:

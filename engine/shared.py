@@ -14,6 +14,7 @@ from engine.driver import Driver
 from engine.errors import EngineError
 from engine.generation import Cancel
 from engine.reading import FeedResult
+from engine.remembered import Remembered
 from engine.reply import Piece
 from engine.runner import Engine
 from engine.scheduler import Options, Read
@@ -65,6 +66,10 @@ class SharedEngine:
     @property
     def layout(self) -> Layout:
         return self._engine.layout
+
+    @property
+    def remembered(self) -> Remembered:
+        return self._engine.remembered
 
     @property
     def n_ctx(self) -> int:

@@ -9,6 +9,7 @@ from engine.chooser import Chooser
 from engine.device_state import DeviceState
 from engine.generation import Cancel
 from engine.reading import FeedResult
+from engine.remembered import Remembered
 from engine.reply import Piece
 from engine.slots import Resting
 from engine.speculative.base import Drafter
@@ -34,6 +35,9 @@ class Verbs(Protocol):
 
     @property
     def drafter(self) -> Drafter | None: ...
+
+    @property
+    def remembered(self) -> Remembered: ...
 
     @property
     def n_ctx(self) -> int: ...

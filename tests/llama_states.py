@@ -1,4 +1,4 @@
-"""Where states are that llama.cpp really wrote: megabytes of real rows, which are not kept in this repository.
+"""Where states are that llama.cpp really wrote: megabytes of real rows, which are not kept here.
 
 A folder of NAME.bin and NAME.json (its model, tokens, and what came after them). It is the one that
 LLAMA_STATES names, or `shared/fixtures/llama-state` in or beside the repository's folder.

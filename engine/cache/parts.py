@@ -115,12 +115,17 @@ def _rank(part: Part) -> tuple[int, int, str]:
     return _RANKS[part.spec.kind], part.spec.layer, part.spec.name
 
 
+def part_name(need: PartNeed) -> str:
+    """What the part is called in the layout."""
+    return f"{need.name}.{need.layer:02}"
+
+
 def _build(need: PartNeed, spec: MemorySpec, tables: Tables) -> Part:
-    name = f"{need.name}.{need.layer:02}"
+    name = part_name(need)
     match need:
         case RowsSpec():
             table = tables.of_rows(need)
-            buffer = _buffer(need, need.heads, need.rotated_sizes, table, spec)
+            buffer = _buffer(need, need.heads, table, spec)
             kind = PartKind.TOKEN if table is tables.base else PartKind.WINDOW
             window = None if kind is PartKind.TOKEN or need.window is None else need.window.size
             shape = (need.heads, need.size)
@@ -128,7 +133,7 @@ def _build(need: PartNeed, spec: MemorySpec, tables: Tables) -> Part:
             return RowsPart(part, need, buffer, table)
         case BlocksSpec():
             table = tables.blocks[need.block]
-            buffer = _buffer(need, 1, (need.size,), table, spec)
+            buffer = _buffer(need, 1, table, spec)
             part = PartSpec(name, PartKind.BLOCK, need.layer, buffer.dtype, (need.size,), block=need.block)
             return BlocksPart(part, need, buffer, table)
         case PointSpec():
@@ -136,9 +141,7 @@ def _build(need: PartNeed, spec: MemorySpec, tables: Tables) -> Part:
             return PointPart(part, need, PointBuffer(need, spec.num_seqs, spec.device))
 
 
-def _buffer(
-    need: RowsSpec | BlocksSpec, heads: int, sizes: tuple[int, ...], table: CellTable, spec: MemorySpec
-) -> RowBuffer:
+def _buffer(need: RowsSpec | BlocksSpec, heads: int, table: CellTable, spec: MemorySpec) -> RowBuffer:
     dtype = spec.type_k if need.field == "type_k" else spec.type_v
     return RowBuffer(
         table.num_cells,
@@ -148,21 +151,25 @@ def _buffer(
         spec.dtype,
         spec.device,
         need.field,
-        _hadamard(need, dtype, sizes, spec),
+        _hadamard(need, dtype, spec),
     )
 
 
-def _hadamard(
-    need: RowsSpec | BlocksSpec, dtype: str, sizes: tuple[int, ...], spec: MemorySpec
-) -> Hadamard | None:
-    block = hadamard_block(sizes)
+def rotated_block(need: RowsSpec | BlocksSpec, dtype: str) -> int:
+    """How many values of a row are Hadamard-rotated together where it is stored as `dtype`; 0: none are.
+    Raises ConfigError where it must be and cannot."""
+    block = hadamard_block(need.rotated_sizes if isinstance(need, RowsSpec) else (need.size,))
     match need.basis:
         case Basis.PLAIN:
-            return None
+            return 0
         case Basis.QUANTIZED:
-            wanted = dtype not in PLAIN and block >= LEAST_ROTATED
-            return Hadamard(block, spec.device) if wanted else None
+            return block if dtype not in PLAIN and block >= LEAST_ROTATED else 0
         case Basis.ROTATED:
             if block < 2:
                 raise ConfigError(f"{need.name}: rows of {need.size} values cannot be rotated")
-            return Hadamard(block, spec.device)
+            return block
+
+
+def _hadamard(need: RowsSpec | BlocksSpec, dtype: str, spec: MemorySpec) -> Hadamard | None:
+    block = rotated_block(need, dtype)
+    return Hadamard(block, spec.device) if block else None

@@ -1,0 +1,1 @@
+"""Conversations of other systems as sessions, and sessions for other systems."""
