@@ -11,7 +11,7 @@ from engine.errors import Unsupported
 from serialization.foreign.cells import cells_of
 from serialization.foreign.cursor import Bytes
 from serialization.foreign.files import Container, LlamaFile, write_file
-from serialization.foreign.foreign_state import ForeignCells, ForeignRows, ForeignState, Tensor
+from serialization.foreign.foreign_state import ForeignCells, ForeignRows, ForeignState, Tensor, ValueOrder
 from serialization.foreign.geometry import CacheRole, Geometry, RecurrentCache, RowsCache
 from serialization.foreign.ggml import type_of
 from serialization.foreign.grammar import BY_NAME, Grammar, Owners, Scope
@@ -30,7 +30,7 @@ class Form:
 
     `stream` of `streams` has its cells, in every cache that has streams; `sequence` is the id that cells
     name as their owner. `merged`: full and sliding layers share one cache. `packed`: tokens as llama-server
-    packs them. `record` and `outputs` stand for themselves where they were read.
+    packs them. `record` stands for the tokens where there are media among them; `outputs` for themselves.
     """
 
     container: Container
@@ -51,10 +51,14 @@ NEWEST = Form(Container.SEQUENCE_FILE, BY_NAME["3"])
 def file_of(state: ForeignState, geometry: Geometry, form: Form | None = None) -> LlamaFile:
     """A file that holds this sequence alone; in the form it was read in, or as llama.cpp writes sequence
     files today, where no other is given. Raises `Unsupported` for what that form cannot hold."""
+    if state.order is not ValueOrder.GGML:
+        raise Unsupported("values of these rows are in another order than llama.cpp's: convert them first")
     read_in = state.details.get(FORM)
     if form is None:
         form = read_in if isinstance(read_in, Form) else NEWEST
-    caches = iter(_merged(state, geometry) if form.merged else state.caches)
+    if len(state.caches) != sum(isinstance(cache, RowsCache) for cache in geometry.caches):
+        raise Unsupported("the caches of a state are not those of the model")
+    caches = iter(_merged(state) if form.merged else state.caches)
     parts: list[Part] = []
     for cache in (geometry.merged() if form.merged else geometry).caches:
         if isinstance(cache, RecurrentCache):
@@ -96,7 +100,7 @@ def _outputs(form: Form) -> Outputs | None:
     return form.outputs or Outputs(np.empty(0, "<i4"), empty, empty)
 
 
-def _merged(state: ForeignState, geometry: Geometry) -> list[ForeignCells]:
+def _merged(state: ForeignState) -> list[ForeignCells]:
     """Full and sliding layers in one cache. Raises `Unsupported` where they have other cells."""
     own = [cells for cells in state.caches if cells.role is not CacheRole.INDEX]
     first = own[0]
@@ -122,6 +126,9 @@ def _streams(cells: ForeignCells, geometry: Geometry, cache: RowsCache, form: Fo
         if each.value_size is not None:
             widths[each.layer, Tensor.VALUES] = each.value_values
     rows = _in_order(cells.rows, widths, len(cells.positions))
+    for found in rows:
+        if cells.transposed and found.tensor is Tensor.VALUES and not type_of(found.dtype).plain:
+            raise Unsupported(f"values of {found.dtype} cannot be stored transposed")
     own = Stream(cells_of(cells.positions.astype(np.int32), owner, extension), rows, cells.transposed)
     none = Stream(cells_of(np.empty(0, np.int32), owner))
     return tuple(own if at == form.stream else none for at in range(form.streams))

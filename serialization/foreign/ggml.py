@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.errors import UnknownFeature
+from engine.errors import Unsupported
 from engine.state import DTYPES
 
 
@@ -51,8 +51,8 @@ BY_NAME: Mapping[str, GgmlType] = {each.name: each for each in TYPES}
 
 
 def type_of(dtype: str) -> GgmlType:
-    """The type of a dtype of our rows. Raises `UnknownFeature` where GGML's caches have none."""
+    """The type of a dtype of our rows. Raises `Unsupported` where GGML's caches have none."""
     try:
         return BY_NAME[dtype]
     except KeyError:
-        raise UnknownFeature(f"llama.cpp caches have no rows of {dtype}", dtype=dtype) from None
+        raise Unsupported(f"llama.cpp caches have no rows of {dtype}", dtype=dtype) from None

@@ -85,7 +85,8 @@ class _Choice:
             stream,
             self.sequence,
             file.merged,
-            record=file.record if file.record is not None and file.record.packed else None,
+            packed=file.record is not None and file.record.packed,
+            record=file.record if file.record is not None and file.record.num_media else None,
             outputs=file.outputs,
         )
         return ForeignState(

@@ -21,7 +21,8 @@ def rows(role: CacheRole, *layers: int, heads: int = 1, keys: int = 32, values: 
 
 
 FULL, WINDOW, INDEX = CacheRole.FULL, CacheRole.WINDOW, CacheRole.INDEX
-STATE = RecurrentCache(3, (StateLayer(0, 6, 8), StateLayer(2, 6, 8)))
+STATEFUL = (StateLayer(0, 6, 8), StateLayer(2, 6, 8))
+STATE, LONGER = RecurrentCache(3, STATEFUL), RecurrentCache(5, STATEFUL)
 
 #: name -> what a model of it has
 GEOMETRIES = {
@@ -33,7 +34,9 @@ GEOMETRIES = {
     ),
     "recurrent": Geometry("mamba", 100, 3, (STATE,)),
     "hybrid": Geometry("jamba", 100, 3, (rows(FULL, 1), STATE)),
-    "hybrid-iswa": Geometry("hybrid", 100, 5, (rows(FULL, 1), rows(WINDOW, 3, 4), STATE)),
+    "hybrid-iswa": Geometry(
+        "hybrid", 100, 5, (rows(FULL, 1), rows(WINDOW, 3, 4), RecurrentCache(5, STATEFUL))
+    ),
     "hybrid-indexed": Geometry("qwen4exp", 100, 3, (rows(FULL, 1), STATE, rows(INDEX, 1, values=None))),
     "pictures": Geometry("qwen2vl", 100, 1, (rows(FULL, 0),), CellExtension.POSITION_2D),
     "tokens": Geometry("ple", 100, 1, (rows(FULL, 0),), CellExtension.TOKEN),
