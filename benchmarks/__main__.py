@@ -5,6 +5,7 @@ python -m benchmarks members [architecture...]
 python -m benchmarks drafting
 python -m benchmarks deterministic
 python -m benchmarks sealing
+python -m benchmarks manifests
 python -m benchmarks parallel
 python -m benchmarks copies
 python -m benchmarks service
@@ -21,6 +22,7 @@ from benchmarks import (
     copies,
     deterministic,
     drafting,
+    manifests,
     members,
     parallel,
     resume,
@@ -45,6 +47,7 @@ def main() -> None:
         "drafting": drafting.run,
         "deterministic": deterministic.run,
         "sealing": sealing.run,
+        "manifests": manifests.run,
         "parallel": parallel.run,
         "service": service.run,
     }

@@ -1,4 +1,4 @@
-"""Largest sizes of format 1 (docs/format.md, section 7): checked before anything is allocated."""
+"""Largest sizes of the format (docs/format.md, section 7): checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ MAX_BLOB_NBYTES = 2**28
 MAX_RAW_NBYTES = 2**30
 MAX_HEADER_NBYTES = 2**16
 MAX_MANIFEST_NBYTES = 2**27
+#: a packed manifest may unpack to so many times its bytes, and to MIN_PACKED_NBYTES in any case
+MAX_PACKED = 16
+MIN_PACKED_NBYTES = 2**16
 MAX_TOKENS = 2**24
 MAX_TOKEN_ID = 2**32 - 1
 MAX_CHUNKS = 2**16

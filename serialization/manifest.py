@@ -26,7 +26,7 @@ from engine.state import (
 )
 from serialization import stated
 from serialization.blobs import BlobClass, BlobId, Bytes, blob_id
-from serialization.canonical import pack, unpack
+from serialization.bodies import pack_body
 from serialization.drafts import DRAFT, StoredDraft
 from serialization.limits import (
     MAX_CHUNKS,
@@ -41,8 +41,9 @@ from serialization.limits import (
     MAX_TOKENS,
     refuse_above,
 )
-from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
-from serialization.records import Record, exactly, integer, text
+from serialization.migrate.steps import read_newest
+from serialization.prefix import Letter, prefix
+from serialization.records import Record, Values, exactly, integer, text
 from serialization.refs import (
     BlobRef,
     Checkpoint,
@@ -178,9 +179,10 @@ class Manifest:
             raise FingerprintMismatch("the state was made with another cache layout", field="layout")
 
     def encode(self) -> bytes:
-        """The manifest's bytes. Raises Corrupt or LimitExceeded where `decode` would refuse them."""
+        """The manifest's bytes, in the newest version. Raises Corrupt or LimitExceeded where `decode` would
+        refuse them."""
         try:
-            data = prefix(Letter.MANIFEST) + pack(self._record())
+            data = prefix(Letter.MANIFEST) + pack_body(self._record())
         except (OverflowError, UnicodeEncodeError, TypeError, ValueError) as error:
             raise Corrupt(f"manifest: a value that cannot be written ({error})") from error
         Manifest.decode(data)  # one set of rules, and it costs a thousandth of the rows' writing
@@ -188,13 +190,13 @@ class Manifest:
 
     @staticmethod
     def decode(data: Bytes) -> Manifest:
-        """The manifest that `data` spells. The digest is checked before, by who fetched it.
+        """The manifest that `data` spells, in whichever version. The digest is checked before, by who
+        fetched it.
 
         Raises Corrupt, UnknownVersion, UnknownFeature or LimitExceeded; then nothing was believed.
         """
         refuse_above("manifest, in bytes", len(data), MAX_MANIFEST_NBYTES)
-        check_prefix(Letter.MANIFEST, data, "manifest")
-        record = Record.of(unpack(memoryview(data)[PREFIX_NBYTES:], "manifest"), "manifest")
+        record = Record(read_newest(data, _check_features), "manifest")
         manifest = _read(record)
         record.end()
         return manifest
@@ -243,15 +245,26 @@ def manifest_id(data: Bytes) -> BlobId:
     return blob_id(BlobClass.MANIFEST, data)
 
 
-def _read(record: Record) -> Manifest:
-    """Features first: a manifest that needs an unknown one may well break every other rule."""
+def _check_features(values: Values) -> None:
+    """Before anything else: a manifest that needs an unknown one may well break every other rule."""
+    _read_features(Record(values, "manifest"))
+
+
+def _read_features(record: Record) -> tuple[str, ...]:
     needed = record.items("features", MAX_FEATURES)
     features = tuple(text(each, MAX_LABEL_NBYTES, "feature") for each in needed)
     for feature in features:
         if feature not in FEATURES:
-            raise UnknownFeature(f"manifest: needs {feature!r}, which this build does not know")
+            raise UnknownFeature(
+                f"manifest: needs {feature!r}, which this build does not know", feature=feature
+            )
     if list(features) != sorted(set(features)):
         raise Corrupt("manifest: features out of order")
+    return features
+
+
+def _read(record: Record) -> Manifest:
+    features = _read_features(record)
     layout = stated.read_layout(record.value("layout"))
     tokens = stated.read_tokens(record.value("tokens"))
     length, has_points = len(tokens), bool(parts_of(layout, PartKind.POINT))

@@ -12,6 +12,9 @@ from typing import Any
 from engine.errors import Corrupt
 from serialization.limits import refuse_above
 
+#: a map that was unpacked, whose values nobody has looked at yet
+Values = dict[str, Any]
+
 
 def integer(value: Any, limit: int, what: str) -> int:
     """An integer in [0, limit]."""
@@ -54,18 +57,23 @@ def exactly(value: Any, count: int, what: str) -> list[Any]:
     return value
 
 
+def values_of(value: Any, what: str) -> Values:
+    """A map."""
+    if not isinstance(value, dict):
+        raise Corrupt(f"{what}: not a map")
+    return value
+
+
 class Record:
     """A map whose keys are taken one by one; `end` refuses what nobody took."""
 
-    def __init__(self, values: dict[str, Any], what: str) -> None:
+    def __init__(self, values: Values, what: str) -> None:
         self._values = dict(values)
         self._what = what
 
     @classmethod
     def of(cls, value: Any, what: str) -> Record:
-        if not isinstance(value, dict):
-            raise Corrupt(f"{what}: not a map")
-        return cls(value, what)
+        return cls(values_of(value, what), what)
 
     def value(self, key: str) -> Any:
         if key not in self._values:

@@ -1,13 +1,15 @@
-"""Writes the golden files of the format's version. Run once for each version: python -m tests.golden.make
+"""Writes the golden files of the format's newest version. Run when it has grown: python -m tests.golden.make
 
 Files that exist are never written again: what an old build wrote must be readable for ever, also where a
-build of today would write other bytes (another zstd, another choice of codec).
+build of today would write other bytes (another zstd, another choice of codec). Each kind of file lies in the
+folder of its own version.
 """
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from serialization.chunks import encode_rows
 from serialization.manifest import Manifest, Message
 from serialization.pipelines import CODEC_SETS, DEFAULT
 from serialization.points import encode_logits, encode_point
+from serialization.prefix import VERSIONS, Letter
 from serialization.replies import KeptReply
 from serialization.snapshot import write_state
 from tests.serialization.states import (
@@ -32,13 +35,14 @@ from tests.serialization.states import (
     state_of,
 )
 
-FOLDER = Path(__file__).parent / "format-1"
+FOLDER = Path(__file__).parent
 #: one part for each dtype, wide enough that its codec is worth while
 LAYOUT = tuple(
     PartSpec(dtype, PartKind.TOKEN, 0, dtype, (64,))
     for dtype in ("bf16", "f16", "f32", "i64", "q8_0", "q5_0", "q4_0")
 )
 NUM_ROWS = 40
+LOGITS = torch.linspace(-4, 4, 99)
 
 
 def golden_rows() -> Rows:
@@ -64,51 +68,60 @@ def golden_rows() -> Rows:
     return Rows(PartKind.TOKEN, 0, NUM_ROWS, tuple(parts))
 
 
-def golden_files() -> dict[str, tuple[bytes, bytes]]:
-    """(content, decoded bytes) of every golden file, by name."""
-    files = {}
+def golden_blobs() -> Iterator[tuple[str, bytes, bytes]]:
+    """Name, content and decoded bytes of rows, point state and logits."""
     rows = golden_rows()
     decoded = b"".join(part.numpy().tobytes() for part in rows.parts)
     for name, codecs in CODEC_SETS.items():
         data = encode_rows(PartKind.TOKEN, LAYOUT, 0, NUM_ROWS, [rows], codecs)
-        files[f"chunk-{name}.blob"] = (data, decoded)
+        yield f"chunk-{name}.blob", data, decoded
     specs = parts_of(FOUR_KINDS, PartKind.POINT)
     point = Point(9, tuple(row_bytes(spec, 9, 10)[0] for spec in specs))
     point_bytes = b"".join(part.numpy().tobytes() for part in point.parts)
-    files["point.blob"] = (encode_point(specs, point, DEFAULT), point_bytes)
-    logits = torch.linspace(-4, 4, 99)
-    files["logits.blob"] = (encode_logits(logits, 9, DEFAULT), logits.numpy().tobytes())
-    plain = state_of(20, edge=NextLogits(logits))
+    yield "point.blob", encode_point(specs, point, DEFAULT), point_bytes
+    yield "logits.blob", encode_logits(LOGITS, 9, DEFAULT), LOGITS.numpy().tobytes()
+
+
+def golden_sessions() -> dict[str, bytes]:
+    """Manifests of every feature, and archives, by name."""
+    files: dict[str, bytes] = {}
+    plain = state_of(20, edge=NextLogits(LOGITS))
     for name, state in (("session", plain), ("session-draft", drafted(plain, 18, ahead=2))):
         store = CountingStore()
         manifest = manifest_of(state, write_state(store, state, None, 0))
-        files[f"{name}.manifest"] = (manifest.encode(), b"")
+        files[f"{name}.manifest"] = manifest.encode()
         out = io.BytesIO()
         write_archive(out, manifest, store)
-        files[f"{name}.tenuto"] = (out.getvalue(), b"")
-    noted = replace(Manifest.decode(files["session.manifest"][0]), note="what else belongs to it")
-    files["session-note.manifest"] = (noted.encode(), b"")
-    salted = replace(Manifest.decode(files["session.manifest"][0]), salt="b3-" + "0123456789abcdef" * 4)
-    files["session-salt.manifest"] = (salted.encode(), b"")
+        files[f"{name}.tenuto"] = out.getvalue()
+    session = Manifest.decode(files["session.manifest"])
+    files["session-note.manifest"] = replace(session, note="what else belongs to it").encode()
+    files["session-salt.manifest"] = replace(session, salt="b3-" + "0123456789abcdef" * 4).encode()
     said = (Message("user", "why?", 0, 2), Message("assistant", "so", 2, 4))
     replied = replace(
-        Manifest.decode(files["session.manifest"][0]),
+        session,
         messages=said,
         replies=(KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 1, "eos"),),
     )
-    files["session-replies.manifest"] = (replied.encode(), b"")
+    files["session-replies.manifest"] = replied.encode()
     return files
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    index = FOLDER / "index.json"
+def write(version: int, files: Iterable[tuple[str, bytes, bytes]]) -> None:
+    """What is not there yet, and its digests."""
+    folder = FOLDER / f"format-{version}"
+    folder.mkdir(exist_ok=True)
+    index = folder / "index.json"
     known: dict[str, dict[str, str]] = json.loads(index.read_text()) if index.exists() else {}
-    for name, (data, decoded) in golden_files().items():
+    for name, data, decoded in files:
         if name not in known:
-            (FOLDER / name).write_bytes(data)
+            (folder / name).write_bytes(data)
             known[name] = {"file": blake3(data).hexdigest(), "decoded": blake3(decoded).hexdigest()}
     index.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
+def main() -> None:
+    write(VERSIONS[Letter.BLOB], golden_blobs())
+    write(VERSIONS[Letter.MANIFEST], ((name, data, b"") for name, data in golden_sessions().items()))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from engine.errors import BlobMissing, Corrupt, LimitExceeded, StateError, UnknownFeature
 from engine.state import PartKind, PartSpec, SequenceState, parts_of
-from serialization.canonical import pack, unpack
+from serialization.canonical import pack
 from serialization.manifest import Manifest
 from serialization.pipelines import RAW
 from serialization.snapshot import missing_blobs, read_state, write_state
+from tests.serialization.spelling import map_of, record_of, written, written_as_1
 from tests.serialization.states import (
     ATTENTION,
     DRAFTED,
@@ -76,14 +77,14 @@ def test_the_target_is_read_without_a_draft_that_is_damaged() -> None:
 def test_any_changed_byte_of_the_manifests_draft_is_refused_or_another_manifest() -> None:
     manifest = saved(CountingStore(), small())
     assert manifest.draft is not None
-    data, section = manifest.encode(), pack(manifest.draft.record())
+    data, section = written_as_1(record_of(manifest.encode())), pack(manifest.draft.record())
     start = data.index(section)
     for at in range(start, start + len(section)):
         for bit in range(8):
             other = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
             with suppress(StateError):
                 found = Manifest.decode(other)
-                assert found.encode() == other
+                assert map_of(found.encode()) == map_of(other)
                 assert found != manifest
 
 
@@ -91,9 +92,9 @@ def test_any_changed_byte_of_the_manifests_draft_is_refused_or_another_manifest(
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_draft_is_accepted_is_what_would_be_written(data: st.DataObject) -> None:
     encoded = changed()
-    record: dict[str, Any] = unpack(encoded[8:], "test")
+    record = record_of(encoded)
     record["draft"] = data.draw(mutated(record["draft"]))
-    encoded = encoded[:8] + pack(record)
+    encoded = written(record)
     with suppress(StateError):
         assert Manifest.decode(encoded).encode() == encoded
 
@@ -101,10 +102,10 @@ def test_whatever_draft_is_accepted_is_what_would_be_written(data: st.DataObject
 def changed(**changes: object) -> bytes:
     """The bytes of a good manifest with other values in its draft; ... takes a key away."""
     data = saved(CountingStore(), drafted(state_of(300, ATTENTION), 290)).encode()
-    record: dict[str, Any] = unpack(data[8:], "test")
+    record = record_of(data)
     draft = {**record["draft"], **changes}
     record["draft"] = {key: value for key, value in draft.items() if value is not ...}
-    return data[:8] + pack(record)
+    return written(record)
 
 
 ROWS = "rows-b3-" + "0" * 64
@@ -158,17 +159,15 @@ def test_each_wrong_value_of_a_draft_is_refused_by_its_own_error(
 @pytest.mark.parametrize("features", [[], ["draft", "draft"], ["draft", "time-travel"], "draft", None])
 def test_a_draft_without_its_feature_is_refused(features: object) -> None:
     data = changed()
-    record: dict[str, Any] = {**unpack(data[8:], "test"), "features": features}
     with pytest.raises(StateError):
-        Manifest.decode(data[:8] + pack(record))
+        Manifest.decode(written({**record_of(data), "features": features}))
 
 
 def test_the_feature_without_a_draft_is_refused() -> None:
     data = changed()
     for draft in (..., None, [], 3):
-        record: dict[str, Any] = {**unpack(data[8:], "test"), "draft": draft}
         with pytest.raises(Corrupt):
-            Manifest.decode(data[:8] + pack({key: each for key, each in record.items() if each is not ...}))
+            Manifest.decode(written({**record_of(data), "draft": draft}))
 
 
 def test_declared_sizes_of_a_draft_are_compared_before_a_blob_of_it_is_fetched() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from engine.errors import UnknownFeature
 from engine.state import Fingerprint, Layout, PartKind, SequenceState, parts_of
 from serialization.archive import read_archive, write_archive
-from serialization.canonical import unpack
 from serialization.manifest import Manifest
 from serialization.pipelines import RAW
 from serialization.resume import cut, draft_within, first_new, first_new_of_draft
 from serialization.snapshot import read_state, write_state
 from serialization.trim import trimmed
+from tests.serialization.spelling import record_of
 from tests.serialization.states import (
     ATTENTION,
     DRAFTED,
@@ -76,7 +76,7 @@ def test_a_state_without_a_draft_is_stored_as_it_always_was() -> None:
     store, state = CountingStore(), state_of(700)
     manifest = saved(store, state)
     assert manifest.features == ()
-    record = unpack(manifest.encode()[8:], "test")
+    record = record_of(manifest.encode())
     assert "draft" not in record
     assert record["features"] == []
     assert read_state(store, manifest).draft is None

@@ -20,6 +20,7 @@ from serialization.prefix import Letter, prefix
 from serialization.records import Record
 from serialization.refs import BlobRef, ChunkBlob, ChunkRef
 from serialization.replies import KeptReply
+from tests.serialization.spelling import OLD, map_of, record_of
 from tests.serialization.states import EMPTY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -62,7 +63,8 @@ def test_the_example_of_a_chunk_is_what_the_code_reads_and_writes() -> None:
 def test_the_example_of_a_manifest_is_what_the_code_reads_and_writes() -> None:
     wanted = replace(EMPTY, fingerprint=Fingerprint({"model": "b3-00"}, {}), created=1.5, updated=2.5)
     assert Manifest.decode(dumped("hex manifest")) == wanted
-    assert wanted.encode() == dumped("hex manifest")
+    assert map_of(dumped("hex manifest")) == dumped("hex manifest-map") == map_of(wanted.encode())
+    assert Manifest.decode(OLD + dumped("hex manifest-map")) == wanted
 
 
 def example_draft() -> StoredDraft:
@@ -86,20 +88,20 @@ def test_the_keys_of_a_draft_are_those_in_the_table() -> None:
 
 def test_the_example_of_a_note_is_what_the_code_writes() -> None:
     noted = replace(EMPTY, note="hi")
-    assert dumped("hex note") in noted.encode()
+    assert dumped("hex note") in map_of(noted.encode())
     assert Manifest.decode(noted.encode()) == noted
 
 
 def test_the_example_of_a_salt_is_what_the_code_writes() -> None:
     salted = replace(EMPTY, salt=dumped("hex salt")[7:].decode())
-    assert dumped("hex salt") in salted.encode()
+    assert dumped("hex salt") in map_of(salted.encode())
     assert Manifest.decode(salted.encode()) == salted
 
 
 def test_the_example_of_replies_is_what_the_code_writes() -> None:
     reply = KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 0, "eos")
     replied = replace(EMPTY, messages=(Message("assistant", "so", 0, 0),), replies=(reply,))
-    assert dumped("hex replies") in replied.encode()
+    assert dumped("hex replies") in map_of(replied.encode())
     assert Manifest.decode(replied.encode()) == replied
 
 
@@ -111,14 +113,16 @@ def test_the_features_are_those_that_the_page_names() -> None:
 def test_the_prefix_is_the_one_in_the_table() -> None:
     rows = table("## 1. Five kinds of file")
     assert rows["0"][1] == "`tenuto` in ASCII"
+    assert rows["7"][1].startswith("the version of this kind of file: 2 of a manifest (5), 1 of all others.")
     for letter in Letter:
+        version = b"\x02" if letter is Letter.MANIFEST else b"\x01"
         assert f"`{letter.value.decode()}`" in rows["6"][1]
-        assert prefix(letter) == b"tenuto" + letter.value + b"\x01"
+        assert prefix(letter) == b"tenuto" + letter.value + version
 
 
 def test_the_keys_of_a_manifest_are_those_in_the_table() -> None:
     documented = {name for key in table("Every key below") for name in re.findall(r"`(\w+)`", key)}
-    assert documented == set(unpack(EMPTY.encode()[8:], "test"))
+    assert documented == set(record_of(EMPTY.encode()))
 
 
 def test_the_dtypes_are_those_in_the_table() -> None:
@@ -158,6 +162,8 @@ def test_the_limits_are_those_in_the_table() -> None:
         limits.MAX_RAW_NBYTES,
         limits.MAX_HEADER_NBYTES,
         limits.MAX_MANIFEST_NBYTES,
+        limits.MAX_PACKED,
+        limits.MIN_PACKED_NBYTES,
         limits.MAX_TOKENS,
         limits.MAX_TOKEN_ID + 1,
         limits.MAX_CHUNKS,

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from engine.errors import (
@@ -22,8 +21,6 @@ from engine.errors import (
 from engine.runner import Engine
 from engine.state import SeqId
 from serialization.blobs import BlobClass, BlobId, blob_class
-from serialization.canonical import pack, unpack
-from serialization.prefix import PREFIX_NBYTES
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.names import session_ref
@@ -31,6 +28,7 @@ from sessions.policy import Policy
 from sessions.restore import Fallback, Reason
 from sessions.stores.disk import DiskStore
 from tests.faults import flip
+from tests.serialization.spelling import record_of, written
 
 SHORT = Reply(max_tokens=8)
 
@@ -156,14 +154,13 @@ def test_a_manifest_that_is_whole_but_wrong_is_refused(
     assert old is not None
     data = store.get(BlobId(old.decode()))
     if what == "version":
-        at = next(i for i in range(16) if data[:i].isascii() and data[i] == 1)
-        forged, kind = data[:at] + b"\x63" + data[at + 1 :], UnknownVersion
+        forged, kind = data[:7] + b"\x63" + data[8:], UnknownVersion
     elif what == "feature":
-        forged, kind = data.replace(msgpack.packb("features") + b"\x90", _features()), UnknownFeature
+        forged, kind = written({**record_of(data), "features": ["time-travel"]}), UnknownFeature
     elif what == "tokens":
-        record = unpack(data[PREFIX_NBYTES:], "manifest")
+        record = record_of(data)
         record["chunks"][0][1] = 2**40
-        forged, kind = data[:PREFIX_NBYTES] + pack(record), LimitExceeded
+        forged, kind = written(record), LimitExceeded
     else:
         forged, kind = os.urandom(200), StateError  # type: ignore[assignment]
     blob = store.put(BlobClass.MANIFEST, forged)
@@ -171,11 +168,6 @@ def test_a_manifest_that_is_whole_but_wrong_is_refused(
     with pytest.raises(kind):
         manager.open("chat")
     assert_fresh(manager.engine)
-
-
-def _features() -> bytes:
-    packed: bytes = msgpack.packb("features") + msgpack.packb(["time-travel"])
-    return packed
 
 
 def test_a_link_in_place_of_a_blob_is_not_followed(
