@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import Erased, KeyFileRefused, KeyRefused, SealRefused, UsageError
 from tests.cli.conftest import Tenuto
+from tests.sessions.sealing import files
 
 SHORT = ("--max-tokens", "8")
 
@@ -35,7 +36,7 @@ def said(tenuto: Tenuto) -> None:
 
 
 def stored(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return b"".join(files(folder))
 
 
 # --- API keys -------------------------------------------------------------------------------

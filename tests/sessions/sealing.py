@@ -14,6 +14,7 @@ from sessions.keyring.master import MasterKeys
 from sessions.keyring.ring import Keyring
 from sessions.manager import SessionManager
 from sessions.policy import Policy
+from tests.serialization.spelling import map_of
 
 MASTER = bytes(range(100, 132))
 SHORT = Reply(max_tokens=12)
@@ -106,7 +107,14 @@ def files(root: Path) -> Iterator[bytes]:
     for path in sorted(root.rglob("*")):
         yield str(path.relative_to(root)).encode()
         if path.is_file():
-            yield path.read_bytes()
+            yield from _legible(path.read_bytes())
+
+
+def _legible(data: bytes) -> Iterator[bytes]:
+    """What anybody can read of it: a manifest that is packed, but in the clear, also unpacked."""
+    yield data
+    if data.startswith(b"tenutoM"):
+        yield map_of(data)
 
 
 def redis_values(client: Any) -> Iterator[bytes]:
@@ -115,7 +123,7 @@ def redis_values(client: Any) -> Iterator[bytes]:
         yield key
         match client.type(key):
             case b"string":
-                yield client.get(key)
+                yield from _legible(client.get(key))
             case b"hash":
                 for name, value in client.hgetall(key).items():
                     yield name
