@@ -45,7 +45,11 @@ def read_kv(cursor: Cursor, cache: RowsCache, form: CellForm) -> tuple[Stream, .
     streams = cursor.count("streams", 4, MAX_STREAMS) if form.streams else 1
     if not streams:
         raise cursor.corrupt("a cache without streams")
-    return tuple(_read_stream(cursor, cache, form) for _ in range(streams))
+    start = cursor.at
+    read = tuple(_read_stream(cursor, cache, form) for _ in range(streams))
+    if not any(len(stream.cells) for stream in read):
+        raise cursor.corrupt("a cache without cells", start)
+    return read
 
 
 def write_kv(streams: tuple[Stream, ...], cache: RowsCache, form: CellForm) -> Iterator[Bytes]:

@@ -22,10 +22,11 @@ PACKED_VERSION = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRecord:
-    """int32 `words` as they are stored; the `tokens` in them, None where media stand among them."""
+    """int32 `words` as they are stored; int32 `ids` of the tokens in them, None where media stand among
+    them."""
 
     words: Words
-    tokens: tuple[int, ...] | None
+    ids: Words | None
     num_media: int = 0
 
     @property
@@ -51,13 +52,14 @@ def read_tokens(cursor: Cursor, vocab_size: int) -> TokenRecord:
     if num_words and int(words[0]) == PACKED:
         return _unpacked(cursor, start, words, vocab_size)
     _check(cursor, start, words, vocab_size)
-    return TokenRecord(words, tuple(words.tolist()))
+    return TokenRecord(words, words)
 
 
 def record_of(tokens: tuple[int, ...], packed: bool) -> TokenRecord:
     """A record that holds these tokens, as a plain list or as llama-server packs them."""
-    words = np.array((PACKED, PACKED_VERSION, len(tokens), *tokens, 0) if packed else tokens, "<i4")
-    return TokenRecord(words, tokens)
+    ids = np.array(tokens, "<i4")
+    head, end = np.array([PACKED, PACKED_VERSION, len(tokens)], "<i4"), np.zeros(1, "<i4")
+    return TokenRecord(np.concatenate([head, ids, end]) if packed else ids, ids)
 
 
 def write_tokens(record: TokenRecord) -> Iterator[Bytes]:
@@ -121,4 +123,4 @@ def _unpacked(cursor: Cursor, start: int, words: Words, vocab_size: int) -> Toke
         _check(inner, tokens_at, np.maximum(tokens, 0), vocab_size)  # negative inside of media
         return TokenRecord(words, None, num_media)
     _check(inner, tokens_at, tokens, vocab_size)
-    return TokenRecord(words, tuple(tokens.tolist()))
+    return TokenRecord(words, tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import AmbiguousFormat, Corrupt, UsageError
+from engine.errors import AmbiguousFormat, Corrupt, LimitExceeded, UsageError
 from serialization.foreign.cells import Cells
 from serialization.foreign.containers import FORM, Form
 from serialization.foreign.files import LlamaFile
@@ -27,6 +27,9 @@ from serialization.foreign.kv import Stream
 from serialization.foreign.payload import Part
 from serialization.foreign.recurrent import RecurrentCells
 
+#: so many tokens more than twice those that rows are of may be listed
+SPARE_TOKENS = 1024
+
 
 def sequences_in(file: LlamaFile) -> tuple[int, ...]:
     """The ids of the sequences that have cells, rising. Layout 2a names none: then it is 0."""
@@ -39,7 +42,8 @@ def sequences_in(file: LlamaFile) -> tuple[int, ...]:
 def sequence_of(file: LlamaFile, geometry: Geometry, sequence: int | None = None) -> ForeignState:
     """One sequence, the only one where none is named. Rows are views of the file, but where it interleaves
     several sequences. Raises `AmbiguousFormat` where there are several and none is named, `UsageError` for
-    one that is not there, `Corrupt` where its cells are in several streams or it has none."""
+    one that is not there, `Corrupt` where its cells are in several streams or it has none, `LimitExceeded`
+    where it lists far more tokens than it has rows of."""
     found = sequences_in(file)
     if not found:
         raise Corrupt("a llama.cpp state without any cells")
@@ -92,13 +96,26 @@ class _Choice:
         return ForeignState(
             source=_source(file),
             layout=file.grammar.name,
-            tokens=None if file.record is None else file.record.tokens,
+            tokens=self._tokens(split, point),
             caches=split,
             point=point,
             rotation=_rotation(file.grammar, self.geometry, split),
             notes=tuple(_notes(file)),
             details={FORM: form},
         )
+
+    def _tokens(self, caches: tuple[ForeignCells, ...], point: ForeignPoint | None) -> tuple[int, ...] | None:
+        """The ids that the file lists. Raises `LimitExceeded` for far more than there are rows of: numbers of
+        ours take more memory than theirs."""
+        record = self.file.record
+        if record is None or record.ids is None:
+            return None
+        known = max([len(cells.positions) for cells in caches], default=0)
+        if point is not None:
+            known = max(known, point.position + 1)
+        if len(record.ids) > 2 * known + SPARE_TOKENS:
+            raise LimitExceeded(f"it lists {len(record.ids)} tokens, and has rows of {known}")
+        return tuple(record.ids.tolist())
 
     def _cells(self, streams: tuple[Stream, ...], cache: RowsCache) -> tuple[int, ForeignCells]:
         held = [(at, self._indices(stream.cells)) for at, stream in enumerate(streams)]
