@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
-from engine.cache.memory import KEYS, VALUES, Memory, PointSpec
+from engine.cache.memory import KEYS, VALUES, Memory, MemoryNeeds, PointSpec
 from engine.config import ResolvedConfig
 from engine.models.base import Model
 from engine.state import Fingerprint, Value
@@ -24,6 +25,24 @@ class Source:
     weights_digest: str
 
 
+def row_meaning(needs: MemoryNeeds, rotated: Collection[str], type_k: str, type_v: str) -> dict[str, Value]:
+    """The fields of meaning that go by the dtypes of rows, as far as the model has any of them; `rotated`
+    names the parts whose rows are Hadamard-rotated."""
+    fields = {part.field for part in needs.parts if not isinstance(part, PointSpec)}
+    types = {"type_k": type_k, "type_v": type_v}
+    return {
+        **{name: dtype for name, dtype in types.items() if name in fields},
+        "rotated_k": KEYS in rotated,
+        "rotated_v": VALUES in rotated,
+        **{f"rotated.{name}": True for name in sorted(rotated) if name not in (KEYS, VALUES)},
+    }
+
+
+def is_of_rows(field: str) -> bool:
+    """Whether a field of meaning is one of `row_meaning`."""
+    return field in ("type_k", "type_v") or field.startswith("rotated")
+
+
 def fingerprint(
     model: Model, memory: Memory, config: ResolvedConfig, weights_digest: str, tokenizer_digest: str
 ) -> Fingerprint:
@@ -32,10 +51,7 @@ def fingerprint(
         meaning={
             "weights": weights_digest,
             "tokenizer": tokenizer_digest,
-            **_row_types(model, config),
-            "rotated_k": KEYS in memory.rotated,
-            "rotated_v": VALUES in memory.rotated,
-            **{f"rotated.{name}": True for name in memory.rotated if name not in (KEYS, VALUES)},
+            **row_meaning(model.needs, memory.rotated, config.type_k, config.type_v),
             **model.meaning,
         },
         making={
@@ -49,13 +65,6 @@ def fingerprint(
             **({"tp": config.tp} if config.tp > 1 else {}),
         },
     )
-
-
-def _row_types(model: Model, config: ResolvedConfig) -> dict[str, Value]:
-    """The dtypes of rows, as far as the model has any of them."""
-    fields = {part.field for part in model.needs.parts if not isinstance(part, PointSpec)}
-    types = {"type_k": config.type_k, "type_v": config.type_v}
-    return {name: dtype for name, dtype in types.items() if name in fields}
 
 
 def _processor(device: torch.device) -> str:

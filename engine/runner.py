@@ -26,7 +26,7 @@ from engine.generation import Cancel, generate
 from engine.models.base import Model, Trunk
 from engine.parallel.lead import Lead
 from engine.reading import FeedResult, feed, share, unshare
-from engine.remembered import Remembered, remembered
+from engine.remembered import MemoryForm, Remembered, memory_form, remembered
 from engine.reply import Piece
 from engine.sequence import Record
 from engine.slots import Resting, Slots, memory_spec
@@ -117,6 +117,11 @@ class Engine:
     @property
     def layout(self) -> Layout:
         return self._memory.layout
+
+    def form(self, type_k: str, type_v: str) -> MemoryForm:
+        """What its memory would be of with rows of these dtypes. Raises ConfigError for one that they cannot
+        be stored as."""
+        return memory_form(self._model.needs, self.fingerprint.meaning, type_k, type_v)
 
     @property
     def remembered(self) -> Remembered:

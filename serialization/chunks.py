@@ -1,7 +1,7 @@
 """Frames: the bytes of one blob, which hold rows of every part of one kind (docs/format.md, section 4).
 
-A chunk is the rows of 256 aligned tokens (the last one of a session perhaps fewer), one frame for each
-kind. Point state and logits are in frames of the same form (`points.py`).
+A chunk is the rows of 256 aligned tokens, or of as many as its manifest says (the last one of a session
+perhaps fewer), one frame for each kind. Point state and logits are in frames of the same form (`points.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.errors import Corrupt
+from engine.errors import ConfigError, Corrupt
 from engine.state import Layout, PartKind, PartSpec, Rows
 from serialization import pipelines
 from serialization.blobs import Bytes
@@ -24,15 +24,24 @@ from serialization.pipelines import CodecSet
 from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
 from serialization.streams import NEW, Buffers, Grid, Stream
 
+#: Tokens of a chunk where a manifest says nothing else.
 CHUNK_TOKENS = 256
+#: What a manifest may say.
+CHUNK_SIZES = tuple(2**power for power in range(6, 13))
 
 _HEADER_SIZE = struct.Struct("<I")
 _BODY = PREFIX_NBYTES + _HEADER_SIZE.size
 
 
-def chunk_floor(position: int) -> int:
+def check_chunk_tokens(chunk_tokens: int) -> None:
+    """Raises ConfigError unless chunks can have so many tokens."""
+    if chunk_tokens not in CHUNK_SIZES:
+        raise ConfigError(f"chunks of {chunk_tokens} tokens: there are {', '.join(map(str, CHUNK_SIZES))}")
+
+
+def chunk_floor(position: int, chunk_tokens: int) -> int:
     """The start of the chunk that token `position` is in."""
-    return position // CHUNK_TOKENS * CHUNK_TOKENS
+    return position // chunk_tokens * chunk_tokens
 
 
 @dataclass(frozen=True, slots=True)

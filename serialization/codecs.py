@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from engine.errors import Corrupt, UnknownFeature
+from engine.errors import ConfigError, Corrupt, UnknownFeature
 from serialization.floats import ChannelOffset, FloatSplit
 from serialization.limits import MAX_FIELD_NBYTES, MAX_STREAMS
 from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams, expected
@@ -51,6 +51,17 @@ class Fields:
         return [out]
 
 
+#: How hard a stream can be searched for repetitions.
+LEVELS = range(1, 20)
+
+
+def zstd_mode(level: int) -> str:
+    """The mode that searches so hard. Raises ConfigError."""
+    if level not in LEVELS:
+        raise ConfigError(f"level {level}: there are {LEVELS[0]} to {LEVELS[-1]}")
+    return f"zstd-{level}"
+
+
 #: "huffman" finds no matches, so that only literals are coded: twice as fast as a level that searches
 #: for repetitions, and denser, since float rows have none.
 _MODES: Mapping[str, zstandard.ZstdCompressionParameters | None] = {
@@ -65,7 +76,10 @@ _MODES: Mapping[str, zstandard.ZstdCompressionParameters | None] = {
         target_length=0,
         write_content_size=True,
     ),
-    "zstd-1": zstandard.ZstdCompressionParameters.from_level(1, write_content_size=True),
+    **{
+        zstd_mode(level): zstandard.ZstdCompressionParameters.from_level(level, write_content_size=True)
+        for level in LEVELS
+    },
 }
 
 
@@ -79,6 +93,10 @@ class Entropy:
     @property
     def config(self) -> Mapping[str, object]:
         return {"modes": list(self.modes)}
+
+    def searching(self, mode: str) -> Entropy:
+        """The same with streams that were searched for repetitions packed by `mode`."""
+        return Entropy(tuple(mode if each.startswith("zstd-") else each for each in self.modes))
 
     def sizes(self, sizes: list[int], grid: Grid) -> list[int]:
         if len(sizes) != len(self.modes):

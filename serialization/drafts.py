@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.errors import Corrupt
 from engine.state import DraftState, Fingerprint, Layout, PartKind, parts_of
 from serialization import stated
+from serialization.chunks import CHUNK_TOKENS
 from serialization.limits import MAX_CHUNKS, MAX_ENTRIES, MAX_TOKENS
 from serialization.records import Record
 from serialization.refs import BlobRef, Checkpoint, ChunkRef, blob_refs, check_checkpoints, check_chunks
@@ -20,7 +21,8 @@ DRAFT = "draft"
 class StoredDraft:
     """Where the rows and point state are that a drafter keeps of a session's first `length` tokens, at least
     one, and what made them. Layout, chunks and checkpoints obey the rules of a manifest's own. What belongs
-    to a token may depend on up to `ahead` that follow it, so that all of it is of the first `reach`."""
+    to a token may depend on up to `ahead` that follow it, so that all of it is of the first `reach`. Its
+    chunks have as many tokens as the manifest's."""
 
     fingerprint: Fingerprint
     layout: Layout
@@ -28,6 +30,7 @@ class StoredDraft:
     chunks: tuple[ChunkRef, ...]
     checkpoints: tuple[Checkpoint, ...]
     ahead: int = 0
+    chunk_tokens: int = CHUNK_TOKENS
 
     @property
     def reach(self) -> int:
@@ -53,15 +56,16 @@ class StoredDraft:
         }
 
     @classmethod
-    def read(cls, record: Record, num_tokens: int) -> StoredDraft:
+    def read(cls, record: Record, num_tokens: int, chunk_tokens: int) -> StoredDraft:
         """The draft of a session of `num_tokens`. Raises Corrupt, UnknownFeature or LimitExceeded."""
         draft = cls(
             fingerprint=stated.read_fingerprint(record.record("fingerprint")),
             layout=stated.read_layout(record.value("layout")),
             length=record.integer("length", MAX_TOKENS),
-            chunks=tuple(ChunkRef.read(item) for item in record.items("chunks", MAX_CHUNKS)),
+            chunks=tuple(ChunkRef.read(item, chunk_tokens) for item in record.items("chunks", MAX_CHUNKS)),
             checkpoints=tuple(Checkpoint.read(item) for item in record.items("checkpoints", MAX_ENTRIES)),
             ahead=record.integer("ahead", MAX_TOKENS),
+            chunk_tokens=chunk_tokens,
         )
         record.end()
         if not 0 < draft.length <= draft.reach <= num_tokens:

@@ -18,6 +18,7 @@ MAX_ENTRIES = 2**16  # checkpoints, messages, spans, canary ids, logit biases
 MAX_TEXT_NBYTES = 2**24
 MAX_NOTE_NBYTES = 2**20
 MAX_REPLIES = 16
+MAX_LOSSES = 64
 MAX_PARTS = 2**14
 MAX_AXES = 8
 MAX_ROW_NBYTES = 2**28

@@ -27,6 +27,7 @@ from engine.state import (
 from serialization import stated
 from serialization.blobs import BlobClass, BlobId, Bytes, blob_id
 from serialization.bodies import pack_body
+from serialization.chunks import CHUNK_SIZES, CHUNK_TOKENS
 from serialization.drafts import DRAFT, StoredDraft
 from serialization.limits import (
     MAX_CHUNKS,
@@ -41,6 +42,7 @@ from serialization.limits import (
     MAX_TOKENS,
     refuse_above,
 )
+from serialization.losses import REENCODED, Loss, read_losses
 from serialization.migrate.steps import read_newest
 from serialization.prefix import Letter, prefix
 from serialization.records import Record, Values, exactly, integer, text
@@ -56,12 +58,14 @@ from serialization.refs import (
 )
 from serialization.replies import REPLIES, KeptReply, read_replies
 
+#: the feature that a manifest needs whose chunks have another number of tokens than CHUNK_TOKENS
+CHUNK_SIZE = "chunk_tokens"
 #: the feature that a manifest with a note needs
 NOTE = "note"
 #: the feature that a manifest of a session with a salt needs
 SALT = "salt"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({DRAFT, NOTE, REPLIES, SALT})
+FEATURES = frozenset({CHUNK_SIZE, DRAFT, NOTE, REENCODED, REPLIES, SALT})
 #: what the digest of a salt begins with
 SALT_PREFIX = "b3-"
 
@@ -106,7 +110,8 @@ class Manifest:
     """All fields are those of docs/format.md, section 5; `session` is a ULID, times are seconds since 1970.
 
     The spans cover the tokens, the chunks too, and each checkpoint and edge is as the layout wants it:
-    `encode` and `decode` both refuse anything else.
+    `encode` and `decode` both refuse anything else. Chunks have `chunk_tokens`, the last one perhaps fewer;
+    `reencoded` says what conversions have cost, the first one first.
     """
 
     session: str
@@ -136,13 +141,17 @@ class Manifest:
     note: str | None = None
     salt: str | None = None
     replies: tuple[KeptReply, ...] = ()
+    chunk_tokens: int = CHUNK_TOKENS
+    reencoded: tuple[Loss, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
         """What a reader must know to read this manifest."""
         has = {
+            CHUNK_SIZE: self.chunk_tokens != CHUNK_TOKENS,
             DRAFT: self.draft is not None,
             NOTE: self.note is not None,
+            REENCODED: bool(self.reencoded),
             REPLIES: bool(self.replies),
             SALT: self.salt is not None,
         }
@@ -229,10 +238,14 @@ class Manifest:
             "tokens": stated.tokens_record(self.tokens),
             "updated": float(self.updated),
         }
+        if self.chunk_tokens != CHUNK_TOKENS:
+            record[CHUNK_SIZE] = self.chunk_tokens
         if self.draft is not None:
             record["draft"] = self.draft.record()
         if self.note is not None:
             record["note"] = self.note
+        if self.reencoded:
+            record[REENCODED] = [loss.record() for loss in self.reencoded]
         if self.replies:
             record["replies"] = [reply.record() for reply in self.replies]
         if self.salt is not None:
@@ -267,6 +280,7 @@ def _read(record: Record) -> Manifest:
     features = _read_features(record)
     layout = stated.read_layout(record.value("layout"))
     tokens = stated.read_tokens(record.value("tokens"))
+    chunk_tokens = _read_chunk_tokens(record) if CHUNK_SIZE in features else CHUNK_TOKENS
     length, has_points = len(tokens), bool(parts_of(layout, PartKind.POINT))
     kind = _read_kind(record)
     edge = _read_edge(record.value("edge"), length)
@@ -291,15 +305,17 @@ def _read(record: Record) -> Manifest:
         tokens=tokens,
         messages=messages,
         spans=stated.read_spans(record.items("spans", MAX_ENTRIES), length),
-        chunks=tuple(ChunkRef.read(item) for item in record.items("chunks", MAX_CHUNKS)),
+        chunks=tuple(ChunkRef.read(item, chunk_tokens) for item in record.items("chunks", MAX_CHUNKS)),
         checkpoints=tuple(Checkpoint.read(item) for item in record.items("checkpoints", MAX_ENTRIES)),
         edge=edge,
         sampler=stated.read_sampler(record.record("sampler")),
         canary=stated.read_canary(record.record_or_none("canary"), length),
-        draft=StoredDraft.read(record.record("draft"), length) if DRAFT in features else None,
+        draft=(StoredDraft.read(record.record("draft"), length, chunk_tokens) if DRAFT in features else None),
         note=record.text("note", MAX_NOTE_NBYTES) if NOTE in features else None,
         salt=_matching(_SALT, record.text("salt", MAX_LABEL_NBYTES), "salt") if SALT in features else None,
         replies=read_replies(record.value(REPLIES), len(messages)) if REPLIES in features else (),
+        chunk_tokens=chunk_tokens,
+        reencoded=read_losses(record.value(REENCODED)) if REENCODED in features else (),
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)
@@ -310,6 +326,13 @@ def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
     if not pattern.fullmatch(value):
         raise Corrupt(f"manifest: {value[:40]!r} is no {what}")
     return value
+
+
+def _read_chunk_tokens(record: Record) -> int:
+    chunk_tokens = record.integer(CHUNK_SIZE, MAX_TOKENS)
+    if chunk_tokens not in CHUNK_SIZES or chunk_tokens == CHUNK_TOKENS:
+        raise Corrupt(f"manifest: chunks of {chunk_tokens} tokens, which need no saying or cannot be")
+    return chunk_tokens
 
 
 def _read_kind(record: Record) -> ManifestKind:

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from engine.errors import ConfigError, Corrupt
-from serialization.codecs import Entropy, Fields
+from serialization.codecs import Entropy, Fields, zstd_mode
 from serialization.floats import ChannelOffset, FloatSplit
 from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams
 
@@ -25,6 +25,18 @@ class CodecSet:
 
     def pipeline(self, dtype: str) -> Pipeline:
         return self.pipelines.get(dtype, ())
+
+    def at_level(self, level: int) -> CodecSet:
+        """The same, but streams that are searched for repetitions are so at another `level`. Raises
+        ConfigError for one that there is not, or where nothing is searched."""
+        if not self.pipelines:
+            raise ConfigError(f"codec {self.name!r} packs nothing, so that it has no level")
+        mode = zstd_mode(level)
+        levelled = {
+            dtype: tuple(codec.searching(mode) if isinstance(codec, Entropy) else codec for codec in pipeline)
+            for dtype, pipeline in self.pipelines.items()
+        }
+        return CodecSet(self.name, levelled)
 
 
 _QUANTIZED: Mapping[str, Pipeline] = {

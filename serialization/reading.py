@@ -47,7 +47,7 @@ class Reader:
                 if start < stop:
                     blob = chunk.blob(kind) if rows_nbytes(specs, start, stop) else None
                     if blob is not None:
-                        _check(blob, chunk, specs)
+                        check_size(blob, chunk, specs)
                     wanted.append(Wanted(kind, chunk, blob, start, stop))
         return wanted
 
@@ -91,7 +91,7 @@ class Reader:
 
     def _first_window_row(self) -> int:
         """Of the run of window rows that reaches `length`, the first token that is wanted."""
-        floor = window_floor(self.stored.layout, self.length)
+        floor = window_floor(self.stored, self.length)
         runs = window_runs(self.stored.chunks)
         starts = [start for start, stop in runs if start < self.length <= stop]
         return max(floor, *starts) if starts else self.length
@@ -105,6 +105,7 @@ def get(store: Store, ref: BlobRef) -> bytes:
     return data
 
 
-def _check(blob: ChunkBlob, chunk: ChunkRef, specs: Layout) -> None:
+def check_size(blob: ChunkBlob, chunk: ChunkRef, specs: Layout) -> None:
+    """Raises Corrupt unless a chunk's blob of these specs is declared as large as its rows are."""
     if blob.ref.raw_nbytes != rows_nbytes(specs, blob.start, chunk.stop):
         raise Corrupt(f"manifest: blob {short(blob.ref.blob)} is not as large as its rows")

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from engine.errors import Corrupt, UnknownFeature
 from engine.state import Layout, PartKind
 from serialization.blobs import BlobClass, BlobId, blob_class, parse_blob_id
-from serialization.chunks import CHUNK_TOKENS
 from serialization.limits import MAX_BLOB_NBYTES, MAX_RAW_NBYTES, MAX_TOKENS
 from serialization.records import exactly, integer, items, text
 
@@ -54,7 +53,8 @@ class ChunkBlob:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """Tokens [start, stop), `start` aligned, and at most one blob for each kind of row."""
+    """Tokens [start, stop), `start` aligned, and at most one blob for each kind of row. How many tokens a
+    chunk can have, `chunk_tokens`, is its manifest's to say."""
 
     start: int
     stop: int
@@ -66,10 +66,6 @@ class ChunkRef:
                 return blob
         return None
 
-    @property
-    def is_whole(self) -> bool:
-        return self.stop - self.start == CHUNK_TOKENS
-
     def record(self) -> list[object]:
         blobs = [
             [each.kind.value, each.ref.blob, each.start, each.ref.raw_nbytes, each.ref.nbytes]
@@ -78,16 +74,16 @@ class ChunkRef:
         return [self.start, self.stop, blobs]
 
     @classmethod
-    def read(cls, value: Any) -> ChunkRef:
+    def read(cls, value: Any, chunk_tokens: int) -> ChunkRef:
         start, stop, blobs = exactly(value, 3, "chunk")
         start, stop = integer(start, MAX_TOKENS, "chunk"), integer(stop, MAX_TOKENS, "chunk")
         chunk = cls(start, stop, tuple(_read_blob(blob) for blob in items(blobs, len(ROW_KINDS), "chunk")))
-        chunk.check()
+        chunk.check(chunk_tokens)
         return chunk
 
-    def check(self) -> None:
+    def check(self, chunk_tokens: int) -> None:
         """Raises Corrupt unless aligned, not empty, and its blobs are in order and inside."""
-        if self.start % CHUNK_TOKENS or not 0 < self.stop - self.start <= CHUNK_TOKENS:
+        if self.start % chunk_tokens or not 0 < self.stop - self.start <= chunk_tokens:
             raise Corrupt("chunk: not an aligned run of tokens")
         if [blob.kind for blob in self.blobs] != [kind for kind in ROW_KINDS if self.blob(kind)]:
             raise Corrupt("chunk: its blobs are out of order")
@@ -135,6 +131,9 @@ class Stored(Protocol):
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def chunk_tokens(self) -> int: ...
 
     @property
     def chunks(self) -> tuple[ChunkRef, ...]: ...

@@ -42,6 +42,11 @@ def last_resumable(stored: Stored, at_most: int) -> int:
     return max(min(each[-1], at_most) for each in resumable_lengths(stored) if each[0] <= at_most)
 
 
+def next_resumable(stored: Stored, at_least: int) -> int | None:
+    """The smallest length of at least `at_least` that can be resumed, None where there is none."""
+    return next((max(each[0], at_least) for each in resumable_lengths(stored) if each[-1] >= at_least), None)
+
+
 def cut(manifest: Manifest, length: int) -> Manifest:
     """The manifest of the first `length` tokens; names, times and generation stay as they are.
 
@@ -82,13 +87,16 @@ def draft_within(draft: StoredDraft | None, length: int) -> StoredDraft | None:
 
 
 def require_resumable(manifest: Manifest, length: int) -> None:
-    """Raises NoCheckpoint, with the nearest length below, unless `length` can be resumed."""
+    """Raises NoCheckpoint, with the nearest lengths below and above, unless `length` can be resumed."""
     if not can_resume_at(manifest, length):
         nearest = last_resumable(manifest, max(0, length))
+        above = next_resumable(manifest, length)
+        behind = "" if above is None else f", the nearest behind is {above:,}"
         raise NoCheckpoint(
-            f"the session cannot be resumed at {length:,} tokens; the nearest before is {nearest:,}",
+            f"the session cannot be resumed at {length:,} tokens; the nearest before is {nearest:,}{behind}",
             length=length,
             nearest=nearest,
+            above=above,
         )
 
 
@@ -146,7 +154,8 @@ def _kept(
     kept: list[ChunkRef] = []
     for chunk in stored.chunks:
         start, stop = chunk.start, chunk.stop
-        if stop > min(untouched - ahead, length, stored.length) or not (chunk.is_whole or stop == length):
+        whole = stop - start == stored.chunk_tokens
+        if stop > min(untouched - ahead, length, stored.length) or not (whole or stop == length):
             break
         if previous.tokens[start : stop + ahead] != tokens[start : stop + ahead]:
             break
@@ -195,11 +204,11 @@ def max_window(layout: Layout) -> int:
     return max((spec.window for spec in layout if spec.window is not None), default=0)
 
 
-def window_floor(layout: Layout, length: int) -> int:
+def window_floor(stored: Stored, length: int) -> int:
     """The first token whose window rows a resume at `length` wants: those needed, one more so that the last
     token can be computed again for the canary, and the rest of the last partial chunk, so that the next
     save can write that chunk anew with all of them."""
-    return min(needed_window(layout, length), chunk_floor(length))
+    return min(needed_window(stored.layout, length), chunk_floor(length, stored.chunk_tokens))
 
 
 def needed_window(layout: Layout, length: int) -> int:

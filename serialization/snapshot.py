@@ -14,6 +14,7 @@ from engine.errors import BlobMissing, Corrupt
 from engine.state import DraftState, Edge, NextLogits, Pending, Run, SequenceState
 from serialization.arriving import ArrivingRows
 from serialization.blobs import BlobClass, BlobId, Store, short
+from serialization.chunks import CHUNK_TOKENS
 from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest, StoredEdge
 from serialization.parallel import in_order
@@ -46,6 +47,7 @@ class WrittenState:
     checkpoints: tuple[Checkpoint, ...]
     edge: StoredEdge
     draft: StoredDraft | None
+    chunk_tokens: int
     num_blobs: int
     nbytes: int
 
@@ -66,7 +68,8 @@ def write_state(
     `resume.kept_chunks`), of the draft those of `draft_untouched`. `state` has token and block rows from
     `resume.first_new(...)` on at least, its draft from `resume.first_new_of_draft(...)`; its tokens and spans
     are complete. Of its checkpoints those are named that fit into `point_budget` bytes of point state. With
-    `workers` above 1 blobs are encoded and put by as many threads.
+    `workers` above 1 blobs are encoded and put by as many threads. Chunks have as many tokens as
+    those of `previous`.
 
     Of a state without a draft that of `previous` is named again, as far as the tokens are the same: it was
     saved by an engine that does not draft, and the next one may.
@@ -78,7 +81,8 @@ def write_state(
         previous.refuse_other(state.fingerprint, state.layout)
     if state.draft is not None and state.draft.reach > state.length:
         raise Corrupt("the draft to be stored is of more tokens than there are")
-    save = _Save(store, previous, codecs, workers, point_budget)
+    chunk_tokens = CHUNK_TOKENS if previous is None else previous.chunk_tokens
+    save = _Save(store, previous, codecs, workers, point_budget, chunk_tokens)
     own = save.target(state, untouched)
     edge, logits = save.edge(state)
     draft, draft_blobs = save.draft(state, draft_untouched)
@@ -88,6 +92,7 @@ def write_state(
         checkpoints=own.checkpoints,
         edge=edge,
         draft=draft,
+        chunk_tokens=chunk_tokens,
         num_blobs=len(blobs),
         nbytes=sum(ref.nbytes for ref in blobs),
     )
@@ -102,11 +107,12 @@ class _Save:
     codecs: CodecSet
     workers: int
     point_budget: int
+    chunk_tokens: int
 
     def target(self, state: SequenceState, untouched: int) -> WrittenRows:
         kept = kept_chunks(self.previous, state.tokens, state.spans, untouched)
         known = self.known(self.previous, state.tokens, min(untouched, state.length))
-        writer = Writer(self.store, self.codecs, state.layout, state.length, state.rows)
+        writer = Writer(self.store, self.codecs, state.layout, state.length, state.rows, self.chunk_tokens)
         return writer.write(state.points, kept, known, self.point_budget, self.workers)
 
     def draft(self, state: SequenceState, untouched: int) -> tuple[StoredDraft | None, tuple[BlobRef, ...]]:
@@ -121,7 +127,7 @@ class _Save:
         kept = kept_draft_chunks(self.previous, draft, state.tokens, state.spans, untouched)
         known = self.known(past, state.tokens, min(untouched, draft.reach), draft.ahead)
         last = [point for point in draft.points if point.position == draft.length]
-        writer = Writer(self.store, self.codecs, draft.layout, draft.length, draft.rows)
+        writer = Writer(self.store, self.codecs, draft.layout, draft.length, draft.rows, self.chunk_tokens)
         written = writer.write(last, kept, known, self.point_budget, self.workers)
         stored = StoredDraft(
             draft.fingerprint,
@@ -130,6 +136,7 @@ class _Save:
             written.chunks,
             written.checkpoints,
             draft.ahead,
+            self.chunk_tokens,
         )
         return stored, written.put
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.state import DraftState, PartKind, Point, Rows, SequenceState
-from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest
 from serialization.refs import Stored
 from serialization.resume import max_window, needed_window
@@ -34,10 +33,11 @@ def _trimmed(
     state: SequenceState | DraftState, length: int, previous: Stored | None, untouched: int
 ) -> tuple[tuple[Rows, ...], tuple[Point, ...]]:
     wanted = [range(needed_window(state.layout, length), length)]
-    for chunk in previous.chunks if previous is not None else ():
-        blob = chunk.blob(PartKind.WINDOW)
-        if blob is not None and blob.start < min(untouched, length):
-            wanted.append(range(blob.start, min(chunk.start + CHUNK_TOKENS, length)))
+    if previous is not None:
+        for chunk in previous.chunks:
+            blob = chunk.blob(PartKind.WINDOW)
+            if blob is not None and blob.start < min(untouched, length):
+                wanted.append(range(blob.start, min(chunk.start + previous.chunk_tokens, length)))
     joined = _joined(wanted)
     rows: list[Rows] = []
     for run in state.rows:

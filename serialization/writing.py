@@ -25,13 +25,15 @@ class WrittenRows:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Makes and puts the blobs of the first `length` tokens: their `rows`, all that no kept chunk has."""
+    """Makes and puts the blobs of the first `length` tokens: their `rows`, all that no kept chunk has, in
+    chunks of `chunk_tokens`."""
 
     store: Store
     codecs: CodecSet
     layout: Layout
     length: int
     rows: tuple[Rows, ...]
+    chunk_tokens: int = CHUNK_TOKENS
 
     def write(
         self,
@@ -44,7 +46,7 @@ class Writer:
         """Put what follows the `kept` chunks, and those of `points` that are not `known`. Of both as many are
         named as have `budget` bytes of point state."""
         start = kept[-1].stop if kept else 0
-        new = in_order(self.chunk, range(start, self.length, CHUNK_TOKENS), workers)
+        new = in_order(self.chunk, range(start, self.length, self.chunk_tokens), workers)
         by_position = {checkpoint.position: checkpoint for checkpoint in known}
         fresh = {point.position: point for point in points if point.position not in by_position}
         each_nbytes = point_nbytes(parts_of(self.layout, PartKind.POINT))
@@ -57,7 +59,7 @@ class Writer:
 
     def chunk(self, start: int) -> ChunkRef:
         """The chunk from `start` on, its blobs put."""
-        stop = min(start + CHUNK_TOKENS, self.length)
+        stop = min(start + self.chunk_tokens, self.length)
         blobs = (self._rows(kind, start, stop) for kind in ROW_KINDS)
         return ChunkRef(start, stop, tuple(blob for blob in blobs if blob is not None))
 

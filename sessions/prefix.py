@@ -1,8 +1,8 @@
 """The prefix index: which stored session has already read these tokens.
 
-A chunk border is keyed by a chain of (fingerprint, tenant, salt, all tokens before it), so that equal keys
-mean equal pasts under equal models. The index only says where to look: a hit is believed after salt and
-token ids of the manifest compared equal, and only rows that this build computed are shared.
+A border, every 256 tokens, is keyed by a chain of (fingerprint, tenant, salt, all tokens before it), so that
+equal keys mean equal pasts under equal models. The index only says where to look: a hit is believed after
+salt and token ids of the manifest compared equal, and only rows that this build computed are shared.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from blake3 import blake3
 from engine.errors import SessionNotFound, StateError
 from engine.state import Fingerprint, Provenance
 from serialization.blobs import Store
-from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
 from sessions.catalog import Catalog
 from sessions.names import PREFIXES
 
+#: Every so many tokens there is a key, whatever the chunks of a session are.
+BORDER = 256
 _CONTEXT = "tenuto prefix index, version 1"
 
 
@@ -36,7 +37,7 @@ class Hit:
 
 
 class PrefixIndex:
-    """Keys of chunk borders in refs. It holds hints alone: losing it costs reading, never truth.
+    """Keys of borders in refs. It holds hints alone: losing it costs reading, never truth.
 
     A session is entered under the salt that its manifest has; who looks finds what has the `salt` that it
     asks with (see `salts`). Keys are made of the tokens and of what is asked, and all are looked up in one
@@ -49,14 +50,14 @@ class PrefixIndex:
         self._salt = salt
 
     def add(self, manifest: Manifest, known: int) -> None:
-        """Enter the whole computed chunks of `manifest` beyond the first `known` tokens."""
+        """Enter the borders of computed rows of `manifest` beyond the first `known` tokens."""
         stop = computed_prefix(manifest)
         names = self._names(manifest.fingerprint, manifest.salt, manifest.tokens[:stop])
         value = manifest.session.encode()
-        self._store.hint({name: value for name in names[known // CHUNK_TOKENS :]})
+        self._store.hint({name: value for name in names[known // BORDER :]})
 
     def find(self, fingerprint: Fingerprint, tokens: Sequence[int]) -> Hit | None:
-        """The longest believed prefix of `tokens`, at least one chunk, or None."""
+        """The longest believed prefix of `tokens`, up to the first border at least, or None."""
         names = self._names(fingerprint, self._salt, tokens)
         values = self._store.read_many(names) if names else ()
         best: Hit | None = None
@@ -83,7 +84,7 @@ class PrefixIndex:
             return None  # also where only the making differs: a piece of a state has no canary
         length = min(common_prefix(manifest.tokens, tokens), computed_prefix(manifest))
         length = last_resumable(manifest, length)
-        return Hit(session, manifest, length) if length >= CHUNK_TOKENS else None
+        return Hit(session, manifest, length) if length >= BORDER else None
 
     def _names(self, fingerprint: Fingerprint, salt: str | None, tokens: Sequence[int]) -> list[str]:
         ids = np.asarray(tokens, dtype="<i4")
@@ -92,8 +93,8 @@ class PrefixIndex:
             msgpack.packb([sorted(fingerprint.meaning.items()), *whose]), derive_key_context=_CONTEXT
         ).digest()
         names = []
-        for start in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
-            key = blake3(ids[start : start + CHUNK_TOKENS].tobytes(), key=key).digest()
+        for start in range(0, len(ids) - BORDER + 1, BORDER):
+            key = blake3(ids[start : start + BORDER].tobytes(), key=key).digest()
             names.append(PREFIXES + key.hex())
         return names
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from engine.errors import QuotaExceeded
 from engine.state import Layout, NextLogits, PartKind, Point, SequenceState, parts_of
 from serialization.blobs import Store
-from serialization.chunks import CHUNK_TOKENS
+from serialization.chunks import CHUNK_TOKENS, chunk_floor
 from serialization.manifest import Manifest, Message
 from serialization.refs import Stored
 
@@ -135,17 +135,19 @@ def most_nbytes(
     if isinstance(state.edge, NextLogits):
         rows += 4 * state.edge.logits.numel()
     said = sum(len(message.text.encode()) + 64 for message in messages) + len((note or "").encode())
-    blobs = 8 * (state.length // CHUNK_TOKENS + 1) + len(state.points)
+    chunk_tokens = CHUNK_TOKENS if before is None else before.chunk_tokens
+    blobs = 8 * (state.length // chunk_tokens + 1) + len(state.points)
     return rows + 5 * state.length + said + 256 * len(state.layout) + _BLOB * blobs + _MANIFEST
 
 
-def about_nbytes(layout: Layout, start: int, stop: int) -> int:
-    """What the rows of tokens [start, stop) take before encoding, with one checkpoint. Of windows no more is
-    stored than their chunks."""
+def about_nbytes(layout: Layout, chunk_tokens: int, synced: int, stop: int) -> int:
+    """What a save at `stop` tokens takes before encoding, with one checkpoint, where the first `synced` are
+    stored in chunks of `chunk_tokens`. Of windows no more is stored than their chunks."""
+    start = min(chunk_floor(synced, chunk_tokens), stop)
     total = sum(spec.row_nbytes for spec in parts_of(layout, PartKind.POINT))
     for spec in layout:
         if spec.kind is not PartKind.POINT:
-            since = start if spec.window is None else max(start, stop - spec.window - CHUNK_TOKENS)
+            since = start if spec.window is None else max(start, stop - spec.window - chunk_tokens)
             total += spec.num_rows(since, stop) * spec.row_nbytes
     return total
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from engine.state import Pending, Provenance, Span
 from serialization.blobs import BlobId
+from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest, ManifestKind
 from serialization.refs import StoredLogits
 from serialization.replies import replies_before
@@ -49,7 +50,8 @@ def without(manifest: Manifest, damaged: Collection[BlobId]) -> Manifest:
 def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
     empty = _cut(replace(manifest, messages=(), replies=()), 0)
-    return replace(empty, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None, salt=None)
+    plain = replace(empty, chunk_tokens=CHUNK_TOKENS, reencoded=())
+    return replace(plain, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None, salt=None)
 
 
 def imported(manifest: Manifest) -> Manifest:

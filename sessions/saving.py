@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from engine.state import Pending, SeqId, SequenceState
+from engine.state import Pending, Provenance, SeqId, SequenceState, Span
 from engine.verbs import Verbs
 from serialization.archive import write_archive
 from serialization.blobs import Store
+from serialization.losses import Loss
 from serialization.manifest import Manifest, ManifestKind, Message
 from serialization.pipelines import codec_set
 from serialization.replies import replies_before
@@ -114,6 +115,13 @@ def export(out: BinaryIO, manifest: Manifest, store: Store) -> ExportInfo:
     return ExportInfo(write_archive(out, unsalted, store), sum(1 for _ in manifest.blobs()))
 
 
+def _losses(before: Manifest | None, spans: Sequence[Span]) -> tuple[Loss, ...]:
+    """What conversions have cost of which there are rows still: none where all were computed anew."""
+    if before is None or all(span.provenance is Provenance.COMPUTED for span in spans):
+        return ()
+    return before.reencoded
+
+
 def _manifest(
     engine: Verbs,
     session: Session,
@@ -149,6 +157,8 @@ def _manifest(
         checkpoints=written.checkpoints,
         edge=written.edge,
         draft=written.draft,
+        chunk_tokens=written.chunk_tokens,
+        reencoded=_losses(before, state.spans),
         note=session.note,
         salt=session.salt,
         replies=replies_before(session.replies, len(messages)),

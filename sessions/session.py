@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.errors import SessionNotFound, StaleSession, StoreError
 from serialization.blobs import BlobId
+from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest, Origin
 from serialization.replies import KeptReply
 from sessions.catalog import Entry
@@ -48,6 +49,11 @@ class Session:
     @property
     def manifest(self) -> Manifest | None:
         return self.entry.manifest if self.entry else None
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Of how many tokens the chunks of its next save are."""
+        return self.entry.manifest.chunk_tokens if self.entry else CHUNK_TOKENS
 
     @property
     def generation(self) -> int:

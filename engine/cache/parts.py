@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.cache.cells import CellTable
 from engine.cache.memory import Basis, BlocksSpec, MemorySpec, PartNeed, PointSpec, RowsSpec
 from engine.cache.points import PointBuffer
 from engine.cache.quant import LEAST_ROTATED, Hadamard, hadamard_block
-from engine.cache.rows import PLAIN, RowBuffer
+from engine.cache.rows import PLAIN, RowBuffer, check_row_dtype
 from engine.errors import ConfigError
 from engine.state import Layout, PartKind, PartSpec
 
@@ -112,7 +112,11 @@ class Parts:
 
 
 def _rank(part: Part) -> tuple[int, int, str]:
-    return _RANKS[part.spec.kind], part.spec.layer, part.spec.name
+    return _spec_rank(part.spec)
+
+
+def _spec_rank(spec: PartSpec) -> tuple[int, int, str]:
+    return _RANKS[spec.kind], spec.layer, spec.name
 
 
 def part_name(need: PartNeed) -> str:
@@ -121,28 +125,49 @@ def part_name(need: PartNeed) -> str:
 
 
 def _build(need: PartNeed, spec: MemorySpec, tables: Tables) -> Part:
-    name = part_name(need)
+    part = part_spec(need, spec.type_k, spec.type_v)
     match need:
         case RowsSpec():
             table = tables.of_rows(need)
-            buffer = _buffer(need, need.heads, table, spec)
-            kind = PartKind.TOKEN if table is tables.base else PartKind.WINDOW
-            window = None if kind is PartKind.TOKEN or need.window is None else need.window.size
-            shape = (need.heads, need.size)
-            part = PartSpec(name, kind, need.layer, buffer.dtype, shape, window=window)
-            return RowsPart(part, need, buffer, table)
+            return RowsPart(part, need, _buffer(need, need.heads, part.dtype, table, spec), table)
         case BlocksSpec():
             table = tables.blocks[need.block]
-            buffer = _buffer(need, 1, table, spec)
-            part = PartSpec(name, PartKind.BLOCK, need.layer, buffer.dtype, (need.size,), block=need.block)
-            return BlocksPart(part, need, buffer, table)
+            return BlocksPart(part, need, _buffer(need, 1, part.dtype, table, spec), table)
         case PointSpec():
-            part = PartSpec(name, PartKind.POINT, need.layer, "f32", need.shape)
             return PointPart(part, need, PointBuffer(need, spec.num_seqs, spec.device))
 
 
-def _buffer(need: RowsSpec | BlocksSpec, heads: int, table: CellTable, spec: MemorySpec) -> RowBuffer:
-    dtype = spec.type_k if need.field == "type_k" else spec.type_v
+def part_spec(need: PartNeed, type_k: str, type_v: str) -> PartSpec:
+    """What the layout says of the part where rows are of these dtypes. Raises ConfigError, which names the
+    setting, for one that its rows cannot be stored as."""
+    name = part_name(need)
+    match need:
+        case RowsSpec():
+            kind = PartKind.TOKEN if need.window is None else PartKind.WINDOW
+            window = None if need.window is None else need.window.size
+            dtype, shape = _dtype(need, type_k, type_v), (need.heads, need.size)
+            return PartSpec(name, kind, need.layer, dtype, shape, window=window)
+        case BlocksSpec():
+            dtype = _dtype(need, type_k, type_v)
+            return PartSpec(name, PartKind.BLOCK, need.layer, dtype, (need.size,), block=need.block)
+        case PointSpec():
+            return PartSpec(name, PartKind.POINT, need.layer, "f32", need.shape)
+
+
+def layout_of(needs: Iterable[PartNeed], type_k: str, type_v: str) -> Layout:
+    """The layout of a memory of these parts. Raises ConfigError as `part_spec`."""
+    return tuple(sorted((part_spec(need, type_k, type_v) for need in needs), key=_spec_rank))
+
+
+def _dtype(need: RowsSpec | BlocksSpec, type_k: str, type_v: str) -> str:
+    dtype = type_k if need.field == "type_k" else type_v
+    check_row_dtype(need.field, dtype, need.size)
+    return dtype
+
+
+def _buffer(
+    need: RowsSpec | BlocksSpec, heads: int, dtype: str, table: CellTable, spec: MemorySpec
+) -> RowBuffer:
     return RowBuffer(
         table.num_cells,
         heads,

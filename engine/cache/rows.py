@@ -17,6 +17,15 @@ PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ROW_TYPES = (*PLAIN, "q8_0", "q5_0", "q4_0")
 
 
+def check_row_dtype(field: str, dtype: str, head_size: int) -> None:
+    """Raises ConfigError, which names the setting `field`, unless heads of this size can be stored so."""
+    if dtype not in ROW_TYPES:
+        raise ConfigError(f"{field} = {dtype!r}: a cache can be one of {', '.join(ROW_TYPES)}")
+    values = DTYPES[dtype][1]
+    if head_size % values:
+        raise ConfigError(f"{field} = {dtype!r}: it needs head sizes divisible by {values}, not {head_size}")
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Some cells in a given order: a run [start, stop), or `index` [stop - start] where they are scattered.
@@ -66,13 +75,8 @@ class RowBuffer:
         hadamard: Hadamard | None = None,
     ) -> None:
         """`field` names the setting that chose `dtype`, for the ConfigError that it may be."""
-        if dtype not in ROW_TYPES:
-            raise ConfigError(f"{field} = {dtype!r}: a cache can be one of {', '.join(ROW_TYPES)}")
+        check_row_dtype(field, dtype, head_size)
         nbytes, values = DTYPES[dtype]
-        if head_size % values:
-            raise ConfigError(
-                f"{field} = {dtype!r}: it needs head sizes divisible by {values}, not {head_size}"
-            )
         self.dtype = dtype
         self.num_heads = num_heads
         self.head_size = head_size

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
 from engine.errors import FingerprintMismatch
 from engine.state import DTYPES
 from serialization.foreign.geometry import Pairing
+from serialization.hadamard import rotate
 from serialization.values import decode, encode, is_quantized
 
 
@@ -75,9 +75,9 @@ def move(data: torch.Tensor, source: Form, target: Form) -> Moved:
             return Moved(_reorder(words, source, target).reshape(len(data), -1), 0.0)
     values = decode(source.dtype, data).view(len(data), source.heads, source.size)
     if source.block != target.block or (reordered and source.block):
-        values = _rotate(values, source.block)
+        values = rotate(values, source.block)
         values = _reorder(values[..., None], source, target)[..., 0] if reordered else values
-        values = _rotate(values, target.block)
+        values = rotate(values, target.block)
     elif reordered:
         values = _reorder(values[..., None], source, target)[..., 0]
     flat = values.reshape(len(data), -1)
@@ -105,21 +105,6 @@ def _reorder(words: torch.Tensor, source: Form, target: Form) -> torch.Tensor:
     half = source.n_rot // 2
     pairs = torch.stack((turned[:, :, :half], turned[:, :, half:]), 3)
     return torch.cat((pairs.reshape(turned.shape), rest), 2)
-
-
-@cache
-def _hadamard(block: int) -> torch.Tensor:
-    """Sylvester's, float32 [block, block], orthonormal: its own inverse."""
-    matrix = torch.ones((1, 1), dtype=torch.float64)
-    while matrix.shape[0] < block:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return (matrix / math.sqrt(block)).float()
-
-
-def _rotate(values: torch.Tensor, block: int) -> torch.Tensor:
-    if not block:
-        return values
-    return torch.mm(values.reshape(-1, block), _hadamard(block)).view(values.shape)
 
 
 def _loss(wanted: torch.Tensor, got: torch.Tensor) -> float:

@@ -11,7 +11,6 @@ from engine.errors import LeaseLost, SessionError, StateError, StoreError, Tenut
 from engine.generation import Cancel
 from engine.state import SamplerParams
 from serialization.blobs import BlobId
-from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Message, Origin
 from serialization.resume import common_prefix
 from sessions.catalog import Catalog, Entry
@@ -245,7 +244,7 @@ class _Keeping:
         if source is not None and self.wanted.keep is Keep.SESSION:
             length = common_prefix(source.manifest.tokens, self.place.engine.tokens(live.seq))
             session.forked_from = Origin(source.manifest.session, source.blob, length)
-            if before.entry is source and before.synced >= CHUNK_TOKENS:
+            if before.entry is source and before.synced >= before.chunk_tokens:
                 self._share(before, session, source)
         return manager.save(session, live.seq, live.messages)
 

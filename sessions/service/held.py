@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from engine.errors import NoSlot, StoreError, TenutoError
 from engine.state import Pending, SeqId
 from serialization.blobs import BlobId
-from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Message
 from sessions.live import Live
 from sessions.names import is_session_id
@@ -89,9 +88,8 @@ class Held:
         session meanwhile waits (`settle`)."""
         if self.common.write_back is None or self.before is not None:
             return False
-        engine, length = self.place.engine, self.live.length
-        start = self.session.synced // CHUNK_TOKENS * CHUNK_TOKENS
-        nbytes = about_nbytes(engine.layout, min(start, length), length)
+        session, length = self.session, self.live.length
+        nbytes = about_nbytes(self.place.engine.layout, session.chunk_tokens, session.synced, length)
         return self.common.write_back.take(
             self.place.tenant, self.session.id, length, nbytes, self.save_unasked
         )

@@ -11,7 +11,6 @@ from engine.errors import LeaseHeld, TenutoError, UsageError
 from engine.generation import Cancel
 from engine.shared import SharedEngine
 from engine.tokenizer import Tokenizer
-from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Message
 from serialization.replies import KeptReply
 from sessions.live import Live
@@ -216,8 +215,8 @@ def restored(opening: RestoreResult, reused: RestoreResult | None) -> RestoreRes
 
 def _about_stored(held: Held, cells: int) -> int:
     """About how many bytes a turn will take that comes to so many cells."""
-    start = held.session.synced // CHUNK_TOKENS * CHUNK_TOKENS
-    return about_nbytes(held.place.engine.layout, min(start, cells), cells)
+    session = held.session
+    return about_nbytes(held.place.engine.layout, session.chunk_tokens, session.synced, cells)
 
 
 def cells_for(length: int, messages: Sequence[Message], ask: Ask, engine: SharedEngine) -> int:

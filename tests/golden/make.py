@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from engine.state import NextLogits, PartKind, PartSpec, Point, Rows, parts_of
+from engine.state import NextLogits, PartKind, PartSpec, Point, Provenance, Rows, Span, parts_of
 from serialization.archive import write_archive
 from serialization.chunks import encode_rows
+from serialization.losses import Loss, PartLoss
 from serialization.manifest import Manifest, Message
 from serialization.pipelines import CODEC_SETS, DEFAULT
 from serialization.points import encode_logits, encode_point
 from serialization.prefix import VERSIONS, Letter
+from serialization.reencode.reencode import reencode
+from serialization.reencode.reencoding import Reencoding
 from serialization.replies import KeptReply
 from serialization.snapshot import write_state
 from tests.serialization.states import (
@@ -43,6 +46,10 @@ LAYOUT = tuple(
 )
 NUM_ROWS = 40
 LOGITS = torch.linspace(-4, 4, 99)
+LOSSES = (
+    Loss(15, (PartLoss("k", 0, "f16", "f32", 0.0, 0.0), PartLoss("k", 3, "f16", "f32", 0.0, 0.0))),
+    Loss(15, (PartLoss("v", 0, "f32", "q8_0", 0.0078125, 0.000030517578125),)),
+)
 
 
 def golden_rows() -> Rows:
@@ -72,7 +79,7 @@ def golden_blobs() -> Iterator[tuple[str, bytes, bytes]]:
     """Name, content and decoded bytes of rows, point state and logits."""
     rows = golden_rows()
     decoded = b"".join(part.numpy().tobytes() for part in rows.parts)
-    for name, codecs in CODEC_SETS.items():
+    for name, codecs in {**CODEC_SETS, "level-19": DEFAULT.at_level(19)}.items():
         data = encode_rows(PartKind.TOKEN, LAYOUT, 0, NUM_ROWS, [rows], codecs)
         yield f"chunk-{name}.blob", data, decoded
     specs = parts_of(FOUR_KINDS, PartKind.POINT)
@@ -103,6 +110,19 @@ def golden_sessions() -> dict[str, bytes]:
         replies=(KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 1, "eos"),),
     )
     files["session-replies.manifest"] = replied.encode()
+    converted = (Span(0, 15, Provenance.REENCODED), Span(15, 20, Provenance.COMPUTED))
+    files["session-reencoded.manifest"] = replace(session, spans=converted, reencoded=LOSSES).encode()
+    store, state = CountingStore(), drafted(state_of(150))
+    small = reencode(
+        store,
+        manifest_of(state, write_state(store, state, None, 0)),
+        store,
+        Reencoding(chunk_tokens=64),
+    )
+    files["session-chunks.manifest"] = small.encode()
+    out = io.BytesIO()
+    write_archive(out, small, store)
+    files["session-chunks.tenuto"] = out.getvalue()
     return files
 
 

@@ -19,8 +19,9 @@ from engine.state import (
     parts_of,
 )
 from serialization.blobs import BlobClass, BlobId
-from serialization.chunks import CHUNK_TOKENS
+from serialization.chunks import CHUNK_SIZES
 from serialization.drafts import StoredDraft
+from serialization.losses import Loss, PartLoss
 from serialization.manifest import Manifest, ManifestKind, Message, Origin
 from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef, StoredLogits
 from serialization.replies import KeptReply
@@ -68,10 +69,10 @@ def canaries(draw: st.DrawFn, length: int) -> Canary:
 
 
 @st.composite
-def chunk_refs(draw: st.DrawFn, length: int) -> tuple[ChunkRef, ...]:
+def chunk_refs(draw: st.DrawFn, length: int, chunk_tokens: int) -> tuple[ChunkRef, ...]:
     chunks = []
-    for start in range(0, length, CHUNK_TOKENS):
-        stop = start + CHUNK_TOKENS
+    for start in range(0, length, chunk_tokens):
+        stop = start + chunk_tokens
         if stop >= length:
             stop = draw(st.integers(length, stop))
         blobs = []
@@ -124,17 +125,33 @@ LAYOUTS: st.SearchStrategy[tuple[PartSpec, ...]] = st.sampled_from([(), ATTENTIO
 
 
 @st.composite
-def drafts(draw: st.DrawFn, num_tokens: int) -> StoredDraft:
+def drafts(draw: st.DrawFn, num_tokens: int, chunk_tokens: int) -> StoredDraft:
     layout, length = draw(LAYOUTS), draw(st.integers(1, num_tokens))
     made_with, ahead = Fingerprint(draw(HALVES), draw(HALVES)), draw(st.integers(0, num_tokens - length))
     return StoredDraft(
-        made_with, layout, length, draw(chunk_refs(length)), draw(checkpoint_lists(length, layout)), ahead
+        made_with,
+        layout,
+        length,
+        draw(chunk_refs(length, chunk_tokens)),
+        draw(checkpoint_lists(length, layout)),
+        ahead,
+        chunk_tokens,
     )
 
 
 @st.composite
+def losses(draw: st.DrawFn) -> tuple[Loss, ...]:
+    dtypes = st.sampled_from(["f32", "bf16", "q4_0"])
+    sizes = st.floats(1e-9, 9)
+    parts = st.builds(PartLoss, TEXTS, st.integers(0, 99), dtypes, dtypes, sizes, sizes)
+    exact = st.builds(PartLoss, TEXTS, st.integers(0, 99), dtypes, dtypes, st.just(0.0), st.just(0.0))
+    each = st.lists(parts | exact, min_size=1, max_size=3).map(tuple)
+    return tuple(draw(st.lists(st.builds(Loss, st.integers(0, 2**24), each), max_size=2)))
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    layout = draw(LAYOUTS)
+    layout, chunk_tokens = draw(LAYOUTS), draw(st.sampled_from(CHUNK_SIZES))
     length = draw(st.sampled_from([0, 1, 255, 256, 257, 700]))
     largest = draw(st.sampled_from([10, 2**16 - 1, 2**16, 2**24, 2**32 - 1]))
     tokens = tuple(draw(st.lists(st.integers(0, largest), min_size=length, max_size=length)))
@@ -163,13 +180,15 @@ def manifests(draw: st.DrawFn) -> Manifest:
         tokens=tokens,
         messages=messages,
         spans=draw(span_lists(length)),
-        chunks=draw(chunk_refs(length)),
+        chunks=draw(chunk_refs(length, chunk_tokens)),
         checkpoints=draw(checkpoint_lists(length, layout)),
         edge=edge,
         sampler=draw(SAMPLERS),
         canary=draw(st.none() | canaries(length)),
-        draft=draw(st.none() | drafts(length)) if length else None,
+        draft=draw(st.none() | drafts(length, chunk_tokens)) if length else None,
         note=draw(st.none() | TEXTS),
         salt=draw(st.none() | st.from_regex(r"b3-[0-9a-f]{64}", fullmatch=True)),
         replies=draw(kept_replies(len(messages))),
+        chunk_tokens=chunk_tokens,
+        reencoded=draw(losses()),
     )

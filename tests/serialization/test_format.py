@@ -12,8 +12,9 @@ from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Rows
 from serialization import limits
 from serialization.blobs import BlobClass, blob_id
 from serialization.canonical import pack, unpack
-from serialization.chunks import decode_rows, encode_rows
+from serialization.chunks import CHUNK_TOKENS, decode_rows, encode_rows
 from serialization.drafts import StoredDraft
+from serialization.losses import Loss, PartLoss
 from serialization.manifest import FEATURES, Manifest, Message
 from serialization.pipelines import DEFAULT, FAST, RAW, CodecSet
 from serialization.prefix import Letter, prefix
@@ -78,7 +79,7 @@ def example_draft() -> StoredDraft:
 def test_the_example_of_a_draft_is_what_the_code_reads_and_writes() -> None:
     assert pack(example_draft().record()) == dumped("hex draft")
     record = Record.of(unpack(dumped("hex draft"), "test"), "test")
-    assert StoredDraft.read(record, 3) == example_draft()
+    assert StoredDraft.read(record, 3, CHUNK_TOKENS) == example_draft()
 
 
 def test_the_keys_of_a_draft_are_those_in_the_table() -> None:
@@ -103,6 +104,19 @@ def test_the_example_of_replies_is_what_the_code_writes() -> None:
     replied = replace(EMPTY, messages=(Message("assistant", "so", 0, 0),), replies=(reply,))
     assert dumped("hex replies") in map_of(replied.encode())
     assert Manifest.decode(replied.encode()) == replied
+
+
+def test_the_example_of_other_chunks_is_what_the_code_writes() -> None:
+    large = replace(EMPTY, chunk_tokens=1024)
+    assert dumped("hex chunk-tokens") in map_of(large.encode())
+    assert Manifest.decode(large.encode()) == large
+
+
+def test_the_example_of_a_loss_is_what_the_code_writes() -> None:
+    loss = Loss(2, (PartLoss("kv.k.00", 0, "bf16", "q8_0", 0.0078125, 0.00001525879),))
+    lossy = replace(EMPTY, reencoded=(loss,))
+    assert dumped("hex reencoded") in map_of(lossy.encode())
+    assert Manifest.decode(lossy.encode()) == lossy
 
 
 def test_the_features_are_those_that_the_page_names() -> None:
@@ -171,6 +185,7 @@ def test_the_limits_are_those_in_the_table() -> None:
         limits.MAX_TEXT_NBYTES,
         limits.MAX_NOTE_NBYTES,
         limits.MAX_REPLIES,
+        limits.MAX_LOSSES,
         limits.MAX_PARTS,
         limits.MAX_AXES,
         limits.MAX_ROW_NBYTES,

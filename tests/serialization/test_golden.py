@@ -21,7 +21,7 @@ from serialization.points import decode_logits, decode_point
 from serialization.prefix import VERSIONS, Letter
 from serialization.replies import KeptReply
 from serialization.snapshot import read_state
-from tests.golden.make import LAYOUT, NUM_ROWS
+from tests.golden.make import LAYOUT, LOSSES, NUM_ROWS
 from tests.serialization.spelling import map_of, record_of
 from tests.serialization.states import (
     FOUR_KINDS,
@@ -59,7 +59,9 @@ def test_every_golden_file_is_in_the_index(version: int) -> None:
         golden(name, version)
 
 
-@pytest.mark.parametrize("name", ["chunk-raw.blob", "chunk-fast.blob", "chunk-default.blob"])
+@pytest.mark.parametrize(
+    "name", ["chunk-raw.blob", "chunk-fast.blob", "chunk-default.blob", "chunk-level-19.blob"]
+)
 def test_rows_of_every_codec_and_dtype_are_read(name: str) -> None:
     rows = decode_rows(golden(name), PartKind.TOKEN, LAYOUT, 0, NUM_ROWS)
     decoded = b"".join(part.numpy().tobytes() for part in rows.parts)
@@ -151,3 +153,21 @@ def test_replies_that_may_be_asked_for_again_are_read_as_they_were_written(versi
     assert replied.replies == (KeptReply(bytes(range(16)), bytes(range(16, 32)), 3, 1, "eos"),)
     plain = Manifest.decode(golden("session.manifest", version))
     assert replace(replied, replies=(), messages=plain.messages) == plain
+
+
+def test_what_conversions_have_cost_is_read_as_it_was_stated() -> None:
+    converted = Manifest.decode(golden("session-reencoded.manifest", NEWEST))
+    assert converted.reencoded == LOSSES
+    assert [loss.is_exact for loss in converted.reencoded] == [True, False]
+    plain = Manifest.decode(golden("session.manifest", NEWEST))
+    assert replace(converted, reencoded=(), spans=plain.spans) == plain
+
+
+def test_a_session_in_chunks_of_another_size_is_read() -> None:
+    store = CountingStore()
+    manifest = read_archive(io.BytesIO(golden("session-chunks.tenuto", NEWEST)), store)
+    assert Manifest.decode(golden("session-chunks.manifest", NEWEST)) == manifest
+    assert [chunk.stop for chunk in manifest.chunks] == [64, 128, 150]
+    state = read_state(store, manifest)
+    expect_rows(state, 150)
+    expect_draft(state, 150)

@@ -310,6 +310,6 @@ def test_a_turn_takes_no_more_than_is_asked_for_it(family: str) -> None:
             asked.clear()
             manager.save(session, seq, ())
             assert store.usage() - before <= sum(asked)
-            about = about_nbytes(engine.layout, 0, engine.length(seq))
+            about = about_nbytes(engine.layout, 256, 0, engine.length(seq))
             assert about <= sum(spec.row_nbytes for spec in engine.layout) * engine.length(seq)
     engine.close(seq)
