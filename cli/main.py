@@ -26,6 +26,7 @@ from cli.inspect import inspect
 from cli.keys import keys
 from cli.load import load
 from cli.ls import ls
+from cli.migrate import migrate
 from cli.models import models
 from cli.options import debug_option, quiet_option
 from cli.ordered import Ordered
@@ -62,6 +63,7 @@ COMMANDS = (
     rm,
     export,
     import_,
+    migrate,
     inspect,
     diff,
     verify,

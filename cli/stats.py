@@ -11,6 +11,7 @@ import click
 from cli.app import DEFAULT_TENANT, App
 from cli.options import with_app
 from cli.output import counted, moment, size
+from cli.whose import known_tenants
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def stats(app: App, all_tenants: bool) -> None:
     """
     if all_tenants and app.tenant != DEFAULT_TENANT:
         raise UsageError("either --tenant or --all-tenants")
-    names, unknown = _known(app) if all_tenants else ([app.tenant], 0)
+    names, unknown = known_tenants(app, app.url) if all_tenants else ([app.tenant], 0)
     found = {tenant: _count(app, tenant) for tenant in names}
     if app.out.as_json:
         tenants = [{"tenant": tenant, **_as_data(each)} for tenant, each in found.items()]
@@ -54,21 +55,6 @@ def stats(app: App, all_tenants: bool) -> None:
         app.out.warn(
             f"{counted(unknown, 'tenant')} more here, of which no key tells the name: say it with --tenant"
         )
-
-
-def _known(app: App) -> tuple[list[str], int]:
-    """Tenants that have something here and whose names can be known, and how many others there are."""
-    from sessions.keyring.master import MasterKeys
-    from sessions.keyring.ring import Keyring
-    from sessions.keys import ApiKeys
-    from sessions.stores.base import tenant_key
-    from sessions.stores.tenants import stored_tenants
-
-    folder, there = app.unlocking.folder, stored_tenants(app.url)
-    names = {DEFAULT_TENANT, *(key.tenant for key in ApiKeys(folder).list())}
-    names |= {file.of for file in Keyring(folder, MasterKeys()).files() if file.erased is None}
-    known = sorted(name for name in names if tenant_key(name) in there)
-    return known, len(there) - len(known)
 
 
 def _count(app: App, tenant: str) -> StoreStats:

@@ -55,28 +55,34 @@ def write_archive(out: Sink, manifest: Manifest, store: Store) -> int:
     archive, since it has no end.
     """
     plain = _plain_names(manifest, store)
-    whole = blake3()
-    nbytes = 0
-
-    def write(data: bytes) -> None:
-        nonlocal nbytes
-        whole.update(data)
-        nbytes += len(data)
-        out.write(data)
-
-    encoded = renamed(manifest, plain).encode()
-    write(prefix(Letter.ARCHIVE))
-    write(_head(manifest_id(encoded), len(encoded)))
-    write(encoded)
+    writer = _Writer(out)
+    writer.begin(renamed(manifest, plain).encode())
     for ref in manifest.blobs():
         data = store.get(ref.blob)
         if len(data) != ref.nbytes:
             raise Corrupt(f"blob {short(ref.blob)}: not as large as its manifest says")
-        write(_head(plain.get(ref.blob, ref.blob), len(data)))
-        write(data)
-    write(_END)
-    out.write(whole.digest())
-    return nbytes + _DIGEST_NBYTES
+        writer.blob(plain.get(ref.blob, ref.blob), data)
+    return writer.end()
+
+
+def copy_archive(
+    src: Source, out: Sink, announced: Callable[[Manifest], Manifest] = lambda manifest: manifest
+) -> tuple[Manifest, int]:
+    """Verify an archive and write it to `out` as it comes, in the newest format. `announced` is called with
+    its manifest before the first blob, and says which one to write, by the same blobs; it may raise. Returns
+    that one, and the number of bytes.
+
+    Raises as `read_archive`, and what `out` raises; what was written by then is no archive.
+    """
+    writer = _Writer(out)
+    written: list[Manifest] = []
+
+    def begin(manifest: Manifest) -> None:
+        written.append(announced(manifest))
+        writer.begin(written[0].encode())
+
+    _read(src, writer.blob, begin)
+    return written[0], writer.end()
 
 
 def read_archive(
@@ -101,6 +107,11 @@ def read_archive(
     return renamed(_read(src, put, announced), put_as)
 
 
+def archived(src: Source) -> Manifest:
+    """The manifest that an archive begins with. Nothing behind it is read. Raises as `read_archive`."""
+    return _begin(_Reader(src))
+
+
 def check_archive(src: Source) -> Manifest:
     """Read a whole archive, storing nothing. Raises as `read_archive`."""
 
@@ -115,14 +126,7 @@ def _read(
 ) -> Manifest:
     """Verify an archive to its end, handing its manifest to `announced` and each blob to `accept`."""
     reader = _Reader(src)
-    check_prefix(Letter.ARCHIVE, reader.take(PREFIX_NBYTES), "archive")
-    letter, nbytes, digest = _RECORD.unpack(reader.take(_RECORD.size))
-    if letter != _LETTERS[BlobClass.MANIFEST]:
-        raise Corrupt("archive: it does not begin with a manifest")
-    refuse_above("manifest, in bytes", nbytes, MAX_MANIFEST_NBYTES)
-    encoded = reader.take(nbytes)
-    verify_blob(_named(BlobClass.MANIFEST, digest), encoded)
-    manifest = Manifest.decode(encoded)
+    manifest = _begin(reader)
     announced(manifest)
     for ref in manifest.blobs():
         if is_sealed(ref.blob):
@@ -138,6 +142,17 @@ def _read(
     return manifest
 
 
+def _begin(reader: _Reader) -> Manifest:
+    check_prefix(Letter.ARCHIVE, reader.take(PREFIX_NBYTES), "archive")
+    letter, nbytes, digest = _RECORD.unpack(reader.take(_RECORD.size))
+    if letter != _LETTERS[BlobClass.MANIFEST]:
+        raise Corrupt("archive: it does not begin with a manifest")
+    refuse_above("manifest, in bytes", nbytes, MAX_MANIFEST_NBYTES)
+    encoded = reader.take(nbytes)
+    verify_blob(_named(BlobClass.MANIFEST, digest), encoded)
+    return Manifest.decode(encoded)
+
+
 def _plain_names(manifest: Manifest, store: Store) -> dict[BlobId, BlobId]:
     """What sealed blobs are called by their content. They are read twice, since the manifest comes first."""
     sealed = [ref.blob for ref in manifest.blobs() if is_sealed(ref.blob)]
@@ -151,6 +166,34 @@ def _head(blob: BlobId, nbytes: int) -> bytes:
 
 def _named(cls: BlobClass, digest: bytes) -> BlobId:
     return BlobId(f"{cls}-b3-{digest.hex()}")
+
+
+class _Writer:
+    """Writes the pieces of an archive, and digests all that it wrote."""
+
+    def __init__(self, out: Sink) -> None:
+        self._out = out
+        self._whole = blake3()
+        self._nbytes = 0
+
+    def begin(self, manifest: bytes) -> None:
+        self._write(prefix(Letter.ARCHIVE))
+        self.blob(manifest_id(manifest), manifest)
+
+    def blob(self, blob: BlobId, data: bytes) -> None:
+        self._write(_head(blob, len(data)))
+        self._write(data)
+
+    def end(self) -> int:
+        """The number of bytes in all."""
+        self._write(_END)
+        self._out.write(self._whole.digest())
+        return self._nbytes + _DIGEST_NBYTES
+
+    def _write(self, data: bytes) -> None:
+        self._whole.update(data)
+        self._nbytes += len(data)
+        self._out.write(data)
 
 
 class _Reader:

@@ -39,6 +39,11 @@ def new_session_id() -> str:
     return str(ULID())
 
 
+def like(session: str) -> str:
+    """A new id that says of itself that it was made when `session` was."""
+    return str(ULID.from_timestamp(ULID.from_str(session).milliseconds))
+
+
 def made(session: str) -> float:
     """When a session's id was made, by the clock of who made it: the end of that millisecond, in seconds
     since the epoch."""

@@ -1,0 +1,243 @@
+"""`tenuto migrate`: from any place that keeps sessions to any other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from cli.app import DEFAULT_TENANT, App
+from cli.files import replacing
+from cli.moving import progress_bar
+from cli.options import with_app
+from cli.output import counted, size
+from cli.retention import byte_size, quota_said
+from cli.whose import known_tenants
+from engine.errors import ProblemsFound, UsageError
+
+if TYPE_CHECKING:
+    from sessions.keyring.ring import Keyring
+    from sessions.migrate.endpoints import Endpoint
+    from sessions.migrate.moved import Moved
+    from sessions.migrate.plan import Item, Plan
+    from sessions.migrate.request import Request
+
+#: Problems of which a person is told.
+_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What was said on the command line, but for the two ends."""
+
+    clash: str
+    jobs: int
+    force: bool
+    clear: bool
+    to_keys: str | None
+    to_master_key: str | None
+    budget: int | None
+    newest: bool
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.option("-n", "--dry-run", is_flag=True, help="Say what would be done, and why; do nothing.")
+@click.option(
+    "--skip",
+    "clash",
+    flag_value="skip",
+    help="Leave out what has something else in its place at DST.",
+)
+@click.option("--rename", "clash", flag_value="rename", help="Find it another name, or another id.")
+@click.option("-f", "--force", is_flag=True, help="Overwrite DST, where it is a file.")
+@click.option("--format", "newest", is_flag=True, help="Write all manifests in the newest format.")
+@click.option("--clear", is_flag=True, help="DST lies in the clear, though a master key is given.")
+@click.option("--to-keys", metavar="FOLDER", help="Where the keys of DST are, if not with those of SRC.")
+@click.option("--to-master-key", metavar="FILE", help="Opens or seals DST, if another key than that of SRC.")
+@click.option("--all-tenants", is_flag=True, help="Of a whole store: of each tenant whose name is known.")
+@click.option(
+    "--budget",
+    type=byte_size,
+    envvar="TENUTO_BUDGET",
+    metavar="SIZE",
+    help="Bytes that rows may take in DST; the sessions used longest ago give theirs up.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=8, show_default=True, help="Sessions moved at once."
+)
+@with_app
+def migrate(
+    app: App, source: str, target: str, dry_run: bool, all_tenants: bool, clash: str | None, **said: Any
+) -> None:
+    """Move sessions from SRC to DST: a whole store, or one session between stores, archives and files.
+
+    SRC and DST are each a STORE (a folder, redis://…; `store:` is the one in use), one session of it
+    (STORE#SESSION, session:SESSION in the store in use; as SRC also STORE#SESSION@TURN and pin:NAME), an
+    archive (FILE.tenuto, or - for stdin and stdout), or a file of another program. A new store is FOLDER/.
+
+    SRC is only ever read. A whole store keeps its ids, names, kept turns and sharing, and is moved a session
+    at a time; cut off, the same command goes on where it stopped. A session that cannot be read is told of,
+    left out, and makes the exit code 58.
+    """
+    from sessions.migrate.endpoints import StoreEnd, source_of, target_of
+
+    given = _Said(clash=clash or "refuse", **said)
+    ends = source_of(source, app.url), target_of(target, app.url)
+    if not all_tenants:
+        tenants, others = [app.tenant], 0
+    else:
+        if not isinstance(ends[0], StoreEnd) or app.tenant != DEFAULT_TENANT:
+            raise UsageError("--all-tenants is of a whole store, and without --tenant")
+        tenants, others = known_tenants(app, ends[0].url)
+    if dry_run:
+        _plan(app, ends, [_request(app, given, tenant) for tenant in tenants])
+    else:
+        _run(app, ends, [_request(app, given, tenant) for tenant in tenants])
+    if others:
+        app.out.warn(
+            f"{counted(others, 'tenant')} more there, of which no key tells the name: say it with --tenant"
+        )
+
+
+def _request(app: App, said: _Said, tenant: str) -> Request:
+    from sessions.migrate.opening import Keys
+    from sessions.migrate.request import Request
+    from sessions.migrate.survey import Clash
+    from sessions.policy import Policy
+
+    return Request(
+        reading=_reading,
+        writing=lambda path: _writing(path, said.force),
+        tenant=tenant,
+        keys=Keys(app.unlocking.keyring(), _keyring_of_target(app, said), said.clear),
+        policy=Policy.from_mapping({"quota": quota_said(), "budget": said.budget}),
+        clash=Clash[said.clash.upper()],
+        newest=said.newest,
+        jobs=said.jobs,
+    )
+
+
+def _keyring_of_target(app: App, said: _Said) -> Keyring | None:
+    from sessions.keyring.master import MasterKeys
+    from sessions.keyring.ring import Keyring
+
+    folder = Path(said.to_keys).expanduser() if said.to_keys else app.unlocking.folder
+    if said.to_master_key is not None:
+        return Keyring(folder, MasterKeys.read(Path(said.to_master_key).expanduser()))
+    masters = app.unlocking.masters()
+    return Keyring(folder, masters) if masters else None
+
+
+@contextmanager
+def _reading(path: Path | None) -> Iterator[BinaryIO]:
+    if path is None:
+        yield sys.stdin.buffer
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+def _writing(path: Path | None, force: bool) -> AbstractContextManager[BinaryIO]:
+    return _stdout() if path is None else replacing(path, force)
+
+
+@contextmanager
+def _stdout() -> Iterator[BinaryIO]:
+    if sys.stdout.isatty():
+        raise UsageError("an archive is no text for a terminal; name a file, or redirect the output")
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+# --- telling -----------------------------------------------------------------------------------
+
+
+def _plan(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> None:
+    from sessions.migrate.run import planned
+
+    plans = []
+    for request in requests:
+        with planned(*ends, request) as migration:
+            plans.append(migration.plan())
+    if app.out.as_json:
+        app.out.data([asdict(plan) for plan in plans] if len(plans) != 1 else asdict(plans[0]))
+        return
+    for plan in plans:
+        _tell_plan(app, plan, named=len(plans) > 1)
+
+
+def _tell_plan(app: App, plan: Plan, named: bool) -> None:
+    whose = f" of {plan.tenant}" if named else ""
+    app.out.text(f"from {plan.source} to {plan.target}{whose}: {_amount(plan)}")
+    for item in plan.items:
+        app.out.text(f"  {item.fate}: {_count(item)}; {item.why}")
+        for example in item.examples:
+            app.out.text(f"    {example}")
+    for clash in plan.clashes[:_TOLD]:
+        app.out.text(f"  clash: {clash}")
+    if plan.clashes:
+        app.out.text(
+            f"  {len(plan.clashes):,} clash, so that nothing is moved; --skip leaves them out, --rename finds"
+            " them another place"
+        )
+
+
+def _amount(plan: Plan) -> str:
+    return f"{counted(plan.num_sessions, 'session')}, about {size(plan.nbytes)}"
+
+
+def _count(item: Item) -> str:
+    return f"{item.what}, {item.count:,}" + ("" if item.nbytes is None else f" ({size(item.nbytes)})")
+
+
+def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> None:
+    from sessions.migrate.endpoints import ArchiveEnd
+    from sessions.migrate.run import opened
+
+    streams = isinstance(ends[1], ArchiveEnd) and ends[1].path is None
+    done: list[Moved] = []
+    for request in requests:
+        try:
+            with opened(*ends, request) as migration, progress_bar(app.out) as told:
+                done.append(migration.run(told))
+        except KeyboardInterrupt:
+            app.out.note("what was moved by now is whole; the same command goes on from there")
+            raise
+        if not app.out.as_json:
+            _tell(app, done[-1])
+    if app.out.as_json and not streams:
+        app.out.data([asdict(each) for each in done] if len(done) != 1 else asdict(done[0]))
+    problems = sum(len(each.problems) for each in done)
+    if problems:
+        raise ProblemsFound(f"{counted(problems, 'session')} could not be moved; the rest is at {ends[1]}")
+
+
+def _tell(app: App, moved: Moved) -> None:
+    if moved.session is not None:
+        app.out.text(moved.session)
+    told: list[tuple[int, str]] = [
+        (moved.before, "were there already"),
+        (moved.ahead, "went on there, and were left as they are"),
+        (moved.gone, "were moved before and deleted there: left out"),
+        (moved.skipped, "had something else in their place"),
+        (moved.expired, "were lost by the source itself: their time was over"),
+        (moved.again, "went on while they were moved, and were moved again"),
+        (moved.lost_blobs, "blobs of rows had expired in the source: those tokens are read again"),
+        (len(moved.writing), "are being written to in the source now: what is said there stays there"),
+    ]
+    pins = f" and {counted(moved.num_pins, 'kept turn')}" if moved.num_pins else ""
+    app.out.note(f"moved {counted(moved.num_sessions, 'session')}{pins}, {size(moved.nbytes)}")
+    for number, words in told:
+        if number:
+            app.out.note(f"  {number:,} {words}")
+    for problem in moved.problems[:_TOLD]:
+        app.out.warn(f"{problem.ref}: {problem.message}")
+    if len(moved.problems) > _TOLD:
+        app.out.warn(f"and {len(moved.problems) - _TOLD:,} more (--json tells all)")

@@ -1,0 +1,277 @@
+"""A whole store, a session at a time: carried, committed by one guarded swap each, and begun again where it
+stopped. The source is only ever read; what is written to meanwhile is seen, and carried again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from engine.errors import (
+    LeaseHeld,
+    SessionError,
+    SessionExists,
+    StaleSession,
+    StateError,
+    StoreError,
+    TenutoError,
+)
+from serialization.blobs import Store
+from serialization.manifest import Manifest
+from sessions import names
+from sessions.catalog import Catalog
+from sessions.lease import LEASES, read_lease
+from sessions.manager import SessionManager
+from sessions.migrate.carry import Carried, Carrier
+from sessions.migrate.journal import Journal, Line, Standing
+from sessions.migrate.moved import Moved, Problem, Progress, Told
+from sessions.migrate.plan import Plan
+from sessions.migrate.planning import plan_of
+from sessions.migrate.request import Request
+from sessions.migrate.survey import Clash, Item, Survey
+from sessions.prefix import PrefixIndex
+from sessions.uses import USES
+
+#: Sessions that are carried together, before they are committed one by one.
+_BATCH = 64
+#: How often a source that is written to is gone through again.
+_ROUNDS = 3
+#: How many are told of by name before nothing is begun.
+_TOLD = 5
+
+
+class StoreMigration:
+    """From `source` to the store of `manager`, of one tenant. Close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        source: Store,
+        manager: SessionManager,
+        ends: tuple[str, str],
+        tag: bytes,
+        request: Request,
+        only: str | None = None,
+    ) -> None:
+        """`ends` are source and destination in words, `tag` stands for the source in the journal; `only` that
+        session is moved, if one is given."""
+        self._source = source
+        self._manager = manager
+        self._target = manager.store
+        self._ends = ends
+        self._tag = tag
+        self._journal = Journal(manager.store)
+        self._prefixes = PrefixIndex(manager.store, manager.tenant)
+        self._conversion = request.conversion
+        self._catalog = Catalog(manager.store)
+        self._clash = request.clash
+        self._moved = Moved()
+        self._left_out: set[tuple[str, str]] = set()
+        with ExitStack() as opened:
+            self._pool = ThreadPoolExecutor(request.jobs, thread_name_prefix="migrate")
+            opened.callback(self._pool.shutdown, wait=True, cancel_futures=True)
+            self._survey = Survey(source, manager.store, tag, request.clash, self._pool, only)
+            opened.callback(self._survey.close)
+            fresh = manager.policy.grace / 4
+            self._carrier = Carrier(
+                source, manager.store, request.conversion, manager.room, fresh, request.newest
+            )
+            opened.callback(self._carrier.close)
+            self._survey.look()
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def plan(self) -> Plan:
+        """What would be done; changes nothing."""
+        changes = () if self._conversion is None else self._conversion.changes
+        policy, tenant = self._manager.policy, self._manager.tenant
+        return plan_of(
+            self._source, self._survey, self._ends, tenant, policy, self._clash, changes, self._pool
+        )
+
+    def run(self, told: Told = lambda progress: None) -> Moved:
+        """Do it. What was moved when an error ends it stays, whole, and the next run goes on from there.
+
+        Raises SessionExists before anything is written where something else is in a session's place, unless
+        another way was chosen; StoreError of either side, QuotaExceeded.
+        """
+        self._refuse_clashes()
+        moved, survey = self._moved, self._survey
+        moved.before = survey.count(Standing.DONE)
+        moved.ahead, moved.gone = survey.count(Standing.AHEAD), survey.count(Standing.GONE)
+        moved.expired = survey.count(Standing.EXPIRED)
+        moved.skipped = sum(1 for _ in survey.clashes())
+        for item in survey.all(Standing.UNREADABLE):
+            self._leave_out(item, item.why)
+        for turn in range(_ROUNDS):
+            for batch in self._batches():
+                self._move(batch, turn)
+                done = moved.num_sessions + moved.num_pins
+                told(Progress(done, max(done, survey.num_moving()), self._carrier.nbytes))
+            survey.look_again()
+            if next(self._batches(), None) is None:
+                break
+        for item in (item for batch in self._batches() for item in batch):
+            self._leave_out(item, "it went on while it was moved, every time; move it again")
+        moved.nbytes = self._carrier.nbytes
+        moved.writing = self._writing()
+        return moved
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _refuse_clashes(self) -> None:
+        if self._clash is not Clash.REFUSE:
+            return
+        clashes = list(islice(self._survey.clashes(), _TOLD + 1))
+        if clashes:
+            more = ", and others" if len(clashes) > _TOLD else ""
+            told = "; ".join(f"{item.ref} {item.why}" for item in clashes[:_TOLD])
+            raise SessionExists(
+                f"{told}{more}: nothing was moved (--skip leaves them out,"
+                " --rename finds them another place)",
+                clashes=tuple(item.ref for item in clashes),
+            )
+
+    def _batches(self) -> Iterator[list[Item]]:
+        items = (item for item in self._survey.moving() if (item.ref, item.taken) not in self._left_out)
+        while batch := list(islice(items, _BATCH)):
+            yield batch
+
+    def _leave_out(self, item: Item, why: str) -> None:
+        self._left_out.add((item.ref, item.taken))
+        self._moved.problems.append(Problem(item.ref, why))
+
+    def _move(self, batch: list[Item], turn: int) -> None:
+        """Carry a batch, and commit what could be carried. An error of one session leaves that one out, one
+        of a store ends the run, after the commits."""
+        with ExitStack() as granted:
+            outcomes = list(self._pool.map(lambda item: self._carry(item, granted), batch))
+            carried, errors = [], []
+            for item, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, Carried):
+                    carried.append((item, outcome))
+                elif isinstance(outcome, StoreError):
+                    errors.append(outcome)
+                elif self._stands(item):  # else what it needed may be gone because it went on
+                    self._leave_out(item, str(outcome))
+            self._commit(carried, turn)
+        if errors:
+            raise errors[0]
+
+    def _carry(self, item: Item, granted: ExitStack) -> Carried | StateError | StoreError:
+        session = item.place.removeprefix(names.SESSIONS)
+        where = self._survey.session_there if item.is_pin else lambda _: session
+        try:
+            return self._carrier.carry(item.taken, where, item.name, granted)
+        except (StateError, StoreError) as error:
+            return error
+
+    def _stands(self, item: Item) -> bool:
+        return self._source.read(item.ref) == item.taken.encode()
+
+    def _commit(self, carried: list[tuple[Item, Carried]], turn: int) -> None:
+        now = self._source.read_many([item.ref for item, _ in carried])
+        # What went on since is carried again, as it is by then.
+        ready = [
+            (item, each)
+            for (item, each), value in zip(carried, now, strict=True)
+            if value == item.taken.encode()
+        ]
+        if not ready:
+            return
+        lines = {item.ref: self._line(item, each) for item, each in ready}
+        self._journal.write(lines)
+        outcomes = list(self._pool.map(lambda pair: self._swap(*pair), ready))
+        done = []
+        for (item, each), outcome in zip(ready, outcomes, strict=True):
+            if outcome is None:
+                done.append(item)
+                self._moved.num_pins += item.is_pin
+                self._moved.num_sessions += not item.is_pin
+                self._moved.again += turn > 0
+                self._moved.lost_blobs += each.lost
+            elif not isinstance(outcome, StoreError):
+                self._leave_out(item, str(outcome))
+        self._journal.done({item.ref: lines[item.ref] for item in done})
+        self._note_uses(done)
+        for outcome in outcomes:
+            if isinstance(outcome, StoreError):
+                raise outcome
+
+    def _line(self, item: Item, carried: Carried) -> Line:
+        return Line(self._tag, item.taken, item.place, carried.blob, item.over, item.named, item.name)
+
+    def _swap(self, item: Item, carried: Carried) -> TenutoError | None:
+        """The commit of one session or kept turn; why it could not be."""
+        try:
+            if item.is_pin:
+                self._swap_ref(item, carried, None)
+                return None
+            session = item.place.removeprefix(names.SESSIONS)
+            self._refuse_written(session)
+            guard = None if item.name is None else self._take_name(item.name, session)
+            self._swap_ref(item, carried, guard)
+            with suppress(StoreError, StateError):  # hints, and a name that is free when nobody has it
+                self._prefixes.add(carried.manifest, 0)
+                self._drop_old_name(item, session)
+        except (SessionError, StoreError) as error:
+            return error
+        return None
+
+    def _swap_ref(self, item: Item, carried: Carried, guard: tuple[str, bytes] | None) -> None:
+        old, new = item.over, carried.blob
+        if not self._target.swap(item.place, None if old is None else old.encode(), new.encode(), guard):
+            raise StaleSession(f"{item.place} was changed in the destination meanwhile; it was left as it is")
+
+    def _refuse_written(self, session: str) -> None:
+        lease = read_lease(self._target, session)
+        if lease is not None and lease.until > self._target.now():
+            raise LeaseHeld(f"session {session} is being written to in the destination by {lease.holder}")
+
+    def _take_name(self, name: str, session: str) -> tuple[str, bytes]:
+        """Names the session, and what its commit is to be guarded by: the name is only kept for a session
+        that is there, so that another one may take it in between. Raises SessionExists."""
+        self._catalog.take_name(name, session)
+        return names.name_ref(name), session.encode()
+
+    def _drop_old_name(self, item: Item, session: str) -> None:
+        """Of a session that was renamed in the source since it was moved before."""
+        if item.over is None:
+            return
+        before = Manifest.decode(self._target.get(item.over)).name
+        if before is not None and before != item.name:
+            self._catalog.drop_name(before, session)
+
+    def _note_uses(self, done: list[Item]) -> None:
+        """When the sessions were last used, there as here."""
+        sessions = [item for item in done if not item.is_pin]
+        refs = [USES + item.ref.removeprefix(names.SESSIONS) for item in sessions]
+        noted = self._source.read_many(refs)
+        uses = {
+            USES + item.place.removeprefix(names.SESSIONS): value
+            for item, value in zip(sessions, noted, strict=True)
+            if value is not None
+        }
+        self._target.hint(uses)
+
+    def _writing(self) -> tuple[str, ...]:
+        """Sessions that somebody is writing to in the source."""
+        now, found = self._source.now(), []
+        for ref, _ in self._source.list_refs(LEASES):
+            session = ref.removeprefix(LEASES)
+            lease = read_lease(self._source, session)
+            if lease is not None and lease.until > now:
+                found.append(session)
+        return tuple(found)
