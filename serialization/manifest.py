@@ -27,6 +27,7 @@ from engine.state import (
 from serialization import stated
 from serialization.blobs import BlobClass, BlobId, Bytes, blob_id
 from serialization.bodies import pack_body
+from serialization.brought import BROUGHT, Brought
 from serialization.chunks import CHUNK_SIZES, CHUNK_TOKENS
 from serialization.drafts import DRAFT, StoredDraft
 from serialization.limits import (
@@ -65,7 +66,7 @@ NOTE = "note"
 #: the feature that a manifest of a session with a salt needs
 SALT = "salt"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({CHUNK_SIZE, DRAFT, NOTE, REENCODED, REPLIES, SALT})
+FEATURES = frozenset({BROUGHT, CHUNK_SIZE, DRAFT, NOTE, REENCODED, REPLIES, SALT})
 #: what the digest of a salt begins with
 SALT_PREFIX = "b3-"
 
@@ -143,11 +144,13 @@ class Manifest:
     replies: tuple[KeptReply, ...] = ()
     chunk_tokens: int = CHUNK_TOKENS
     reencoded: tuple[Loss, ...] = ()
+    brought: Brought | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
         """What a reader must know to read this manifest."""
         has = {
+            BROUGHT: self.brought is not None,
             CHUNK_SIZE: self.chunk_tokens != CHUNK_TOKENS,
             DRAFT: self.draft is not None,
             NOTE: self.note is not None,
@@ -240,6 +243,8 @@ class Manifest:
         }
         if self.chunk_tokens != CHUNK_TOKENS:
             record[CHUNK_SIZE] = self.chunk_tokens
+        if self.brought is not None:
+            record[BROUGHT] = self.brought.record()
         if self.draft is not None:
             record["draft"] = self.draft.record()
         if self.note is not None:
@@ -316,6 +321,7 @@ def _read(record: Record) -> Manifest:
         replies=read_replies(record.value(REPLIES), len(messages)) if REPLIES in features else (),
         chunk_tokens=chunk_tokens,
         reencoded=read_losses(record.value(REENCODED)) if REENCODED in features else (),
+        brought=Brought.read(record.record(BROUGHT)) if BROUGHT in features else None,
     )
     check_chunks(manifest.chunks, length)
     check_checkpoints(manifest.checkpoints, length, has_points)

@@ -150,6 +150,7 @@ class SessionManager:
             note=stored.note,
             salt=salts.after_turn(stored, self.salt),
             replies=stored.replies,
+            brought=stored.brought,
         )
 
     def find(self, ref: str) -> str:

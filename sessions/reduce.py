@@ -51,7 +51,16 @@ def tombstone(manifest: Manifest) -> Manifest:
     """What is left of a deleted session: that it was there, and is not."""
     empty = _cut(replace(manifest, messages=(), replies=()), 0)
     plain = replace(empty, chunk_tokens=CHUNK_TOKENS, reencoded=())
-    return replace(plain, kind=ManifestKind.TOMBSTONE, pin=None, name=None, title="", note=None, salt=None)
+    return replace(
+        plain,
+        kind=ManifestKind.TOMBSTONE,
+        pin=None,
+        name=None,
+        title="",
+        note=None,
+        salt=None,
+        brought=None,
+    )
 
 
 def imported(manifest: Manifest) -> Manifest:

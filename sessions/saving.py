@@ -160,6 +160,7 @@ def _manifest(
         chunk_tokens=written.chunk_tokens,
         reencoded=_losses(before, state.spans),
         note=session.note,
+        brought=session.brought,
         salt=session.salt,
         replies=replies_before(session.replies, len(messages)),
     )

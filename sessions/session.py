@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.errors import SessionNotFound, StaleSession, StoreError
 from serialization.blobs import BlobId
+from serialization.brought import Brought
 from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest, Origin
 from serialization.replies import KeptReply
@@ -26,11 +27,12 @@ class Holding(Protocol):
 class Session:
     """An open session: its lease, and the stored turn it stands at (None before the first save).
 
-    `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored
-    chunks: only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it.
-    `draft_synced` counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked
-    for and whose answer was lost. `note` is kept with the session, for whoever wrote it; `salt` is the one
-    that its next turn has; `replies` are those that may be asked for again.
+    `synced` counts the leading tokens whose rows in the engine are bit for bit those of the stored chunks:
+    only chunks below it may be kept by reference. Whoever rewinds or recomputes lowers it. `draft_synced`
+    counts those whose rows in the drafter are. `unsure` is a turn whose commit was asked for and whose
+    answer was lost. `note` is kept with the session, for whoever wrote it; `salt` is the one that its next
+    turn has; `replies` are those that may be asked for again; `brought` says where it came from, if from
+    another system.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Session:
     note: str | None = None
     salt: str | None = None
     replies: tuple[KeptReply, ...] = ()
+    brought: Brought | None = None
 
     @property
     def manifest(self) -> Manifest | None:

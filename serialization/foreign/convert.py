@@ -35,13 +35,14 @@ SPARE_ROWS = 16
 @dataclass(frozen=True, slots=True)
 class Converted:
     """Rows of the first `length` tokens by a target's layout: token rows from 0 on, window rows at least
-    from where going on at `length` needs them. `points` has recurrent state at `length`, where it could be
-    had."""
+    from where going on at `length` needs them. `dtypes` are those that they had; `points` has recurrent
+    state at `length`, where it could be had."""
 
     length: int
     rows: tuple[Rows, ...]
     points: tuple[Point, ...]
     conversion: Conversion
+    dtypes: frozenset[str]
 
     @property
     def window_start(self) -> int:
@@ -78,7 +79,9 @@ def to_rows(
             rows.append(Rows(kind, start, length, tuple(parts)))
     points = _points(state, target)
     others = [Change(Fate.KEPT, "recurrent state")] if points else []
-    return Converted(length, tuple(rows), points, report.conversion([*others, *sources.left()]))
+    return Converted(
+        length, tuple(rows), points, report.conversion([*others, *sources.left()]), sources.dtypes
+    )
 
 
 def _start(kind: PartKind, specs: tuple[PartSpec, ...], sources: _Sources, length: int) -> int:
@@ -143,6 +146,10 @@ class _Sources:
         if bool((np.diff(picked) == 1).all()):
             return form, rows.data[first : first + len(picked)]
         return form, rows.data.index_select(0, torch.from_numpy(picked))
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        return frozenset(rows.dtype for _, rows in self._tensors.values())
 
     def left(self) -> list[Change]:
         """What no part took."""

@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from engine.state import NextLogits, PartKind, PartSpec, Point, Provenance, Rows, Span, parts_of
 from serialization.archive import write_archive
+from serialization.brought import Brought, Proven
 from serialization.chunks import encode_rows
 from serialization.losses import Loss, PartLoss
 from serialization.manifest import Manifest, Message
@@ -102,6 +103,8 @@ def golden_sessions() -> dict[str, bytes]:
         files[f"{name}.tenuto"] = out.getvalue()
     session = Manifest.decode(files["session.manifest"])
     files["session-note.manifest"] = replace(session, note="what else belongs to it").encode()
+    brought = Brought("llama.cpp sequence file", Proven.ROWS, loss=0.0, drift=0.04)
+    files["session-brought.manifest"] = replace(session, brought=brought).encode()
     files["session-salt.manifest"] = replace(session, salt="b3-" + "0123456789abcdef" * 4).encode()
     said = (Message("user", "why?", 0, 2), Message("assistant", "so", 2, 4))
     replied = replace(

@@ -19,6 +19,7 @@ from engine.state import (
     parts_of,
 )
 from serialization.blobs import BlobClass, BlobId
+from serialization.brought import Brought, Proven
 from serialization.chunks import CHUNK_SIZES
 from serialization.drafts import StoredDraft
 from serialization.losses import Loss, PartLoss
@@ -99,6 +100,12 @@ def message_lists(draw: st.DrawFn, end: int) -> tuple[Message, ...]:
     edges = sorted(draw(st.lists(st.integers(0, end), max_size=8)))
     pairs = zip(edges[::2], edges[1::2], strict=False)
     return tuple(Message(draw(TEXTS), draw(TEXTS), start, stop) for start, stop in pairs)
+
+
+REAL = st.floats(0, 1e6)
+BROUGHT = st.builds(Brought, TEXTS, st.just(Proven.ROWS), REAL, REAL) | st.builds(
+    Brought, TEXTS, st.sampled_from([Proven.REREAD, Proven.UNVERIFIED]), REAL
+)
 
 
 @st.composite
@@ -191,4 +198,5 @@ def manifests(draw: st.DrawFn) -> Manifest:
         replies=draw(kept_replies(len(messages))),
         chunk_tokens=chunk_tokens,
         reencoded=draw(losses()),
+        brought=draw(st.none() | BROUGHT),
     )

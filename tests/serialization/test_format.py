@@ -11,6 +11,7 @@ import torch
 from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Rows
 from serialization import limits
 from serialization.blobs import BlobClass, blob_id
+from serialization.brought import Brought, Proven
 from serialization.canonical import pack, unpack
 from serialization.chunks import CHUNK_TOKENS, decode_rows, encode_rows
 from serialization.drafts import StoredDraft
@@ -117,6 +118,17 @@ def test_the_example_of_a_loss_is_what_the_code_writes() -> None:
     lossy = replace(EMPTY, reencoded=(loss,))
     assert dumped("hex reencoded") in map_of(lossy.encode())
     assert Manifest.decode(lossy.encode()) == lossy
+
+
+def test_the_example_of_a_session_from_elsewhere_is_what_the_code_writes() -> None:
+    brought = replace(EMPTY, brought=Brought("a file", Proven.ROWS, loss=0.0, drift=0.5))
+    assert dumped("hex brought") in map_of(brought.encode())
+    assert Manifest.decode(brought.encode()) == brought
+
+
+def test_the_keys_of_where_a_session_came_from_are_those_in_the_table() -> None:
+    documented = {name for key in table("### 5.8") for name in re.findall(r"`(\w+)`", key)}
+    assert documented == set(Brought("a file", Proven.REREAD).record())
 
 
 def test_the_features_are_those_that_the_page_names() -> None:

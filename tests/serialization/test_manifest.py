@@ -133,6 +133,7 @@ def test_random_damage_never_raises_but_state_errors() -> None:
 ROWS = "rows-b3-" + "0" * 64
 POINT = "point-b3-" + "0" * 64
 SALT = "b3-" + "a" * 64
+BROUGHT = {"drift": 0.5, "loss": 0.0, "proven": "rows", "source": "a file"}
 REPLY = [b"k" * 16, b"r" * 16, 3, 0, "eos"]
 
 
@@ -156,6 +157,17 @@ REPLY = [b"k" * 16, b"r" * 16, 3, 0, "eos"]
         ({"features": ["salt"], "salt": SALT.upper()}, Corrupt),
         ({"features": ["salt"], "salt": "x" * 1025}, LimitExceeded),
         ({"features": ["salt", "note"], "note": "x", "salt": SALT}, Corrupt),
+        ({"brought": BROUGHT}, Corrupt),
+        ({"features": ["brought"]}, Corrupt),
+        ({"features": ["brought"], "brought": None}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "more": 1}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "proven": "perhaps"}}, UnknownFeature),
+        ({"features": ["brought"], "brought": {**BROUGHT, "proven": "reread"}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "drift": None}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "drift": -0.5}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "loss": -0.5}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "loss": 0}}, Corrupt),
+        ({"features": ["brought"], "brought": {**BROUGHT, "source": "x" * 1025}}, LimitExceeded),
         ({"replies": [REPLY]}, Corrupt),
         ({"features": ["replies"]}, Corrupt),
         ({"features": ["replies"], "replies": []}, Corrupt),
