@@ -62,6 +62,12 @@ def foreign_state(held: Held, geometry: Geometry) -> ForeignState:
     )
 
 
+def known_layers(geometry: Geometry) -> int:
+    """How many layers anything of the model may be of: some count two for each of theirs."""
+    last = max((layer.layer for cache in geometry.caches for layer in cache.layers), default=-1)
+    return max(geometry.num_layers, last + 1)
+
+
 def _taken(left: dict[int, list[HeldRows]], layer: int, role: CacheRole) -> HeldRows:
     if not left.get(layer):
         raise FingerprintMismatch(f"layer {layer} holds no rows of a {role} cache, and the model's has one")
@@ -74,15 +80,16 @@ def _cells(cache: RowsCache, held: Mapping[int, HeldRows], pairing: Pairing) -> 
     bounds = {(each[0].position, each[-1].stop) for each in runs.values()}
     if len(bounds) > 1:
         raise Corrupt(f"layers of the {cache.role} cache hold rows of different positions")
+    start, stop = bounds.pop() if bounds else (0, 0)
+    unseen = _unseen(cache.window, start, stop)
     keys, values = [], []
     for shape in cache.layers:
         k, v = _tensors(shape, held[shape.layer])
         mine = runs[shape.layer]
-        keys.append(_rows(shape.layer, Tensor.KEYS, k, mine, _turns(shape, pairing)))
+        keys.append(_rows(shape.layer, Tensor.KEYS, k, mine, turns_of(shape, pairing), unseen))
         if v is not None:
-            values.append(_rows(shape.layer, Tensor.VALUES, v, mine, None))
-    positions = np.concatenate([np.arange(start, stop) for start, stop in bounds] or [np.zeros(0, np.int64)])
-    return ForeignCells(cache.role, positions, (*keys, *values))
+            values.append(_rows(shape.layer, Tensor.VALUES, v, mine, None, unseen))
+    return ForeignCells(cache.role, np.arange(start - unseen, stop), (*keys, *values))
 
 
 def _last_runs(cache: RowsCache, layer: int, rows: HeldRows) -> tuple[Run, ...]:
@@ -111,6 +118,14 @@ def _needed_from(window: Window, length: int) -> int:
     return max(0, length - window.size + 1)
 
 
+def _unseen(window: Window | None, start: int, stop: int) -> int:
+    """1 where the oldest row of a window is missing, which our states have and no token to come may see; 0
+    where it is there: transformers keeps one row fewer than a window is wide."""
+    if window is None or stop <= window.size:
+        return 0
+    return int(start == stop - window.size + 1)
+
+
 def _tensors(shape: LayerRows, rows: HeldRows) -> tuple[Floats, Floats | None]:
     """Keys and values in the model's sizes. A latent may be in two tensors: itself, and what RoPE turned."""
     keys, values = rows.keys, rows.values
@@ -118,8 +133,8 @@ def _tensors(shape: LayerRows, rows: HeldRows) -> tuple[Floats, Floats | None]:
     if shape.value_size is None and values is not None:
         turned = values.values.shape[-1]
         joins = (heads, size + turned) == (shape.kv_heads, shape.key_size)
-        if joins and turned == shape.n_rot and values.dtype == keys.dtype:
-            pair = (values, keys) if shape.rot_start == 0 else (keys, values)
+        if joins and shape.n_rot in (0, turned) and values.dtype == keys.dtype:
+            pair = (values, keys) if shape.n_rot and shape.rot_start == 0 else (keys, values)
             return Floats(keys.dtype, np.concatenate([each.values for each in pair], axis=-1)), None
         values = None
     found = (heads, size, None if values is None else values.values.shape[-1])
@@ -135,21 +150,25 @@ def _sizes(heads: int, key: int, value: int | None) -> str:
     return f"{heads} heads of {key} values" + ("" if value is None else f" and {value}")
 
 
-def _turns(shape: LayerRows, pairing: Pairing) -> Ints | None:
-    """Where each value of a head comes from, so that RoPE turns i with i + n/2; None if all are in place."""
-    if pairing is Pairing.HALVES or not shape.n_rot:
+def turns_of(shape: LayerRows, pairing: Pairing) -> Ints | None:
+    """Where each value of a head comes from, so that RoPE turns i with i + n/2; None if all are in place.
+    A layer without RoPE has the order that it would have with it: weights are put in order alike."""
+    if pairing is Pairing.HALVES:
         return None
     order = np.arange(shape.key_size)
-    start, stop = shape.rot_start, shape.rot_start + shape.n_rot
+    start, stop = shape.rot_start, shape.rot_start + (shape.n_rot or shape.key_size)
     order[start:stop] = np.concatenate([order[start:stop:2], order[start + 1 : stop : 2]])
     return order
 
 
-def _rows(layer: int, tensor: Tensor, held: Floats, runs: Sequence[Run], turns: Ints | None) -> ForeignRows:
-    """Slots of [heads, slots, size] as rows of [heads, size], in the order of `runs`."""
+def _rows(
+    layer: int, tensor: Tensor, held: Floats, runs: Sequence[Run], turns: Ints | None, unseen: int
+) -> ForeignRows:
+    """Slots of [heads, slots, size] as rows of [heads, size], in the order of `runs`, behind `unseen` rows of
+    zeros."""
     heads, _, size = held.values.shape
-    rows = np.empty((sum(run.count for run in runs), heads, size), held.values.dtype)
-    at = 0
+    at = unseen
+    rows = np.zeros((at + sum(run.count for run in runs), heads, size), held.values.dtype)
     for run in runs:
         slots = held.values[:, run.slot : run.slot + run.count].transpose(1, 0, 2)
         rows[at : at + run.count] = slots if turns is None else slots[..., turns]
@@ -165,8 +184,10 @@ def _bytes(values: Array, rows: int) -> torch.Tensor:
 def _length(held: Held, caches: Sequence[ForeignCells]) -> int:
     """After how many tokens the state is; all that is there says the same."""
     lengths = {int(cells.positions[-1]) + 1 for cells in caches}
+    if held.length is not None:
+        lengths.add(held.length)
     if len(lengths) > 1:
-        raise Corrupt(f"layers are of different lengths: {', '.join(map(str, sorted(lengths)))} tokens")
+        raise Corrupt(f"what is there is of different lengths: {', '.join(map(str, sorted(lengths)))} tokens")
     if lengths:
         (length,) = lengths
         if held.tokens is not None and len(held.tokens) < length:

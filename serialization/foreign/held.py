@@ -79,7 +79,8 @@ class Pairings:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A whole prompt cache, by layer of the model. `tokens` are None where nobody has them."""
+    """A whole prompt cache, by layer of the model. `tokens` are None where nobody has them, and `length`, how
+    many tokens it has seen, where the file does not say it."""
 
     source: str
     layout: str
@@ -87,3 +88,4 @@ class Held:
     tokens: tuple[int, ...] | None
     pairings: Pairings
     notes: tuple[str, ...] = ()
+    length: int | None = None

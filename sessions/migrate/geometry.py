@@ -45,9 +45,19 @@ def target_of(engine: Verbs) -> Target:
 def geometry_of(engine: Verbs) -> Geometry:
     """The shape of the caches that llama.cpp has for the engine's model. Raises Unsupported for families
     that it has no equivalent of, and for those whose memory is of parts that have none there."""
-    family, what = family_of(engine), engine.remembered
+    return _geometry(family_of(engine), engine.remembered, engine.fingerprint.meaning)
+
+
+def own_geometry_of(engine: Verbs) -> Geometry:
+    """The shape of the caches of an engine's model as prompt caches of Python libraries divide them: of any
+    family, by the name in its fingerprint, and windows are windows. Raises Unsupported for block rows."""
+    meaning = engine.fingerprint.meaning
+    return _geometry(Family(str(meaning["architecture"])), engine.remembered, meaning)
+
+
+def _geometry(family: Family, what: Remembered, meaning: Mapping[str, Value]) -> Geometry:
     if any(isinstance(need, BlocksSpec) for need in what.needs.parts):
-        raise Unsupported(f"{family.name}: block rows of llama.cpp are not read")
+        raise Unsupported(f"{family.name}: block rows of other systems are not read")
     rows = [need for need in what.needs.parts if isinstance(need, RowsSpec)]
     caches: list[Cache] = []
     full = [need for need in rows if need.name != INDEX and (need.window is None or family.one_cache)]
@@ -56,7 +66,7 @@ def geometry_of(engine: Verbs) -> Geometry:
         caches.append(RowsCache(CacheRole.FULL, _layers(full)))
     if windowed:
         caches.append(RowsCache(CacheRole.WINDOW, _layers(windowed), _window(windowed)))
-    num_layers = _num_layers(engine.fingerprint.meaning, what)
+    num_layers = _num_layers(meaning, what)
     points = [need for need in what.needs.parts if isinstance(need, PointSpec)]
     if points:
         caches.append(RecurrentCache(num_layers, _states(points)))
