@@ -102,7 +102,7 @@ def read_torch_dump(
     model = file.metadata.get("model_type")
     if (name := _plain_name(model, geometry)) in _SCALED:
         raise UnknownFeature(
-            f"transformers stores {_SCALED[name]} of {quoted(model or name)} multiplied by a number that a file"
+            f"transformers stores {_SCALED[name]} of {quoted(model or name)} multiplied by what the file"
             " does not say: its token ids can be read anew"
         )
     held = Held(

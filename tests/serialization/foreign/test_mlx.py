@@ -28,7 +28,7 @@ from serialization.foreign.mlx import read_mlx, rows_of
 from serialization.foreign.mlx_tree import META, SCALARS, read_tree
 from serialization.foreign.tensor_file import Array, read_tensor_file, write_tensor_file
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "foreign" / "mlx"
+GOLDEN = Path(__file__).parents[2] / "golden" / "mlx-lm"
 HEADS, SIZE = 2, 4
 VERSIONS = ("0.31.3", "0.32.2")
 LAYOUT = {"0.28.0": META, "0.31.3": META, "0.32.2": SCALARS}
@@ -50,7 +50,7 @@ PLAIN = geometry(RowsCache(CacheRole.FULL, (shape(0), shape(1))), layers=2)
 
 
 def made(layer: int, tensor: int, positions: Array, size: int = SIZE) -> Array:
-    """What `make.py` fed: [tokens, heads, size]."""
+    """What `golden/mlx_caches.py` fed: [tokens, heads, size]."""
     t, h, d = np.ix_(positions, np.arange(HEADS), np.arange(size))
     return (7 * t + 31 * h + 3 * d + 11 * layer + 5 * tensor) % 127 - 63
 
@@ -127,7 +127,7 @@ def test_a_full_cache_that_let_rows_go_is_refused() -> None:
         read_mlx(golden("windows-0.32.2"), full)
 
 
-#: For every ring of `make.py`, the positions that it holds. A prompt leaves more than there are slots for.
+#: For every ring of `golden/mlx_caches.py`, the positions that it holds: a prompt leaves more than its slots.
 RINGS: tuple[tuple[int, ...], ...] = (
     tuple(range(5)),
     tuple(range(8)),

@@ -1,4 +1,4 @@
-"""How the files beside this one were made: by mlx-lm itself, `python make.py FOLDER VERSION NAMES…`.
+"""How the files in `mlx-lm` were made: by mlx-lm itself, `python mlx_caches.py FOLDER VERSION NAMES…`.
 
 Run once with each version that is named in them; tests read the files and need no mlx. A row's values are a
 function of its layer, position and place, so that a test knows which row it has before it.
