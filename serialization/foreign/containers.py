@@ -9,10 +9,10 @@ import numpy as np
 
 from engine.errors import Unsupported
 from serialization.foreign.cells import cells_of
-from serialization.foreign.cursor import Bytes
+from serialization.foreign.cursor import Bytes, Words
 from serialization.foreign.files import Container, LlamaFile, write_file
 from serialization.foreign.foreign_state import ForeignCells, ForeignRows, ForeignState, Tensor, ValueOrder
-from serialization.foreign.geometry import CacheRole, Geometry, RecurrentCache, RowsCache
+from serialization.foreign.geometry import CacheRole, CellExtension, Geometry, RecurrentCache, RowsCache
 from serialization.foreign.ggml import type_of
 from serialization.foreign.grammar import BY_NAME, Grammar, Owners, Scope
 from serialization.foreign.kv import Stream
@@ -64,7 +64,7 @@ def file_of(state: ForeignState, geometry: Geometry, form: Form | None = None) -
         if isinstance(cache, RecurrentCache):
             parts.append(_recurrent(state, cache, form))
         else:
-            parts.append(_streams(next(caches), geometry, cache, form))
+            parts.append(_streams(state, next(caches), geometry, cache, form))
     return LlamaFile(
         form.container,
         form.grammar,
@@ -112,13 +112,11 @@ def _merged(state: ForeignState) -> list[ForeignCells]:
     return [one, *(cells for cells in state.caches if cells.role is CacheRole.INDEX)]
 
 
-def _streams(cells: ForeignCells, geometry: Geometry, cache: RowsCache, form: Form) -> tuple[Stream, ...]:
+def _streams(
+    state: ForeignState, cells: ForeignCells, geometry: Geometry, cache: RowsCache, form: Form
+) -> tuple[Stream, ...]:
     owner = None if form.grammar.owners is Owners.NONE else form.sequence
-    words = form.grammar.words(geometry.extension)
-    extension = cells.extension
-    if words and (extension is None or extension.shape[1] < words):
-        raise Unsupported(f"cells of layout {form.grammar.name} say {words} words more than their positions")
-    extension = extension[:, :words] if words and extension is not None else None
+    extension = _extension(cells, state.tokens, geometry, form.grammar)
     widths = {}
     for each in cache.layers:
         widths[each.layer, Tensor.KEYS] = each.key_values
@@ -132,6 +130,28 @@ def _streams(cells: ForeignCells, geometry: Geometry, cache: RowsCache, form: Fo
     own = Stream(cells_of(cells.positions.astype(np.int32), owner, extension), rows, cells.transposed)
     none = Stream(cells_of(np.empty(0, np.int32), owner))
     return tuple(own if at == form.stream else none for at in range(form.streams))
+
+
+def _extension(
+    cells: ForeignCells, tokens: tuple[int, ...] | None, geometry: Geometry, grammar: Grammar
+) -> Words | None:
+    """What cells say beside their position: as much of what they said as the layout asks for. What they did
+    not say is known for text under M-RoPE alone: there both places are the position, and the id is the
+    token's; no other cell needs an id, and gets none (-1). Raises `Unsupported` where it is not known."""
+    words = grammar.words(geometry.extension)
+    if not words:
+        return None
+    said = cells.extension
+    if said is None or said.shape[1] < words:
+        text = len(np.unique(cells.positions)) == len(cells.positions)
+        if geometry.extension is not CellExtension.POSITION_2D or (said is None and not text):
+            raise Unsupported(f"cells of layout {grammar.name} say more than a position, which is not known")
+        places = said if said is not None else np.stack([cells.positions] * 2, 1).astype(np.int32)
+        ids = np.full((len(places), 1), -1, np.int32)
+        known = (places == cells.positions[:, None]).all(1) & (cells.positions < len(tokens or ()))
+        ids[known, 0] = np.array(tokens or (), np.int32)[cells.positions[known]]
+        said = np.concatenate([places, ids], 1)
+    return said[:, :words]
 
 
 def _recurrent(state: ForeignState, cache: RecurrentCache, form: Form) -> RecurrentCells:

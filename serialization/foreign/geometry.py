@@ -98,8 +98,8 @@ Cache = RowsCache | RecurrentCache
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """`caches` are in the order in which a file has them: full before window, rows before recurrent state,
-    an indexer's last. A model whose full and window layers another system kept in one cache is read by
-    `merged`. `architecture` is GGUF's name of it."""
+    an indexer's last (but before a window's). A model whose full and window layers another system kept in
+    one cache is read by `merged`. `architecture` is GGUF's name of it."""
 
     architecture: str
     vocab_size: int

@@ -197,6 +197,8 @@ def sequence_goldens() -> dict[str, Made]:
     add("latents.3", 3, Kv((0, 1), (CELLS,), keys=("f16", 64), values=None))
     index = Kv((0, 1), (CELLS,), values=None)
     add("indexed.3", 3, Kv((0, 1), (CELLS,), keys=("f16", 64), values=None), index)
+    latents = Kv((1,), (CELLS,), keys=("f16", 64), values=None)
+    add("indexed-iswa.3", 3, latents, replace(index, layers=(1,)), SLIDING)
     add("recurrent.3", 3, POINT)
     add("hybrid.3", 3, FULL, POINT)
     add("hybrid-iswa.3", 3, FULL, replace(SLIDING, layers=(3, 4)), replace(POINT, num_layers=5))

@@ -32,6 +32,9 @@ GEOMETRIES = {
     "indexed": Geometry(
         "deepseek32", 100, 2, (rows(FULL, 0, 1, keys=64, values=None), rows(INDEX, 0, 1, values=None))
     ),
+    "indexed-iswa": Geometry(
+        "dots", 100, 3, (rows(FULL, 1, keys=64, values=None), rows(INDEX, 1, values=None), rows(WINDOW, 0, 2))
+    ),
     "recurrent": Geometry("mamba", 100, 3, (STATE,)),
     "hybrid": Geometry("jamba", 100, 3, (rows(FULL, 1), STATE)),
     "hybrid-iswa": Geometry(

@@ -157,14 +157,40 @@ def test_values_are_laid_as_the_state_says() -> None:
     assert b"".join(write_sequence_file(turned, PLAIN)) == golden("plain.3-transposed")
 
 
-def test_pictures_lose_the_token_id_on_the_way_back_and_cannot_make_one_up() -> None:
+def places_of(data: bytes) -> list[list[int]]:
+    extension = read_llama(data, GEOMETRIES["pictures"]).caches[0].extension
+    assert extension is not None
+    return extension.tolist()
+
+
+def test_what_cells_say_of_pictures_is_kept_and_an_id_that_was_never_said_is_none() -> None:
+    pictures, older = GEOMETRIES["pictures"], replace(NEWEST, grammar=BY_NAME["2d"])
+    assert places_of(written(golden("pictures.3"), pictures, older)) == [
+        [1000, 1001],
+        [1010, 1011],
+        [1020, 1021],
+    ]
+    again = written(golden("pictures.2d"), pictures, NEWEST)
+    assert places_of(again) == [[1000, 1001, -1], [1010, 1011, -1], [1020, 1021, -1]]
+
+
+def test_text_under_m_rope_is_at_its_position_in_every_direction() -> None:
+    """As llama.cpp writes it: x and y are the position, and the id is the token's."""
     pictures = GEOMETRIES["pictures"]
-    older = written(golden("pictures.3"), pictures, replace(NEWEST, grammar=BY_NAME["2d"]))
-    cells = read_llama(older, pictures).caches[0]
-    assert cells.extension is not None
-    assert cells.extension.tolist() == [[1000, 1001], [1010, 1011], [1020, 1021]]
-    with pytest.raises(Unsupported, match="3 words more"):
-        write_sequence_file(read_llama(older, pictures), pictures)
+    assert places_of(written(golden("pictures.2c"), pictures, NEWEST)) == [[0, 0, 11], [1, 1, 12], [2, 2, 13]]
+    state = read_llama(golden("pictures.2c"), pictures)
+    nameless = b"".join(write_sequence_file(replace(state, tokens=None), pictures))
+    assert places_of(nameless) == [[0, 0, -1], [1, 1, -1], [2, 2, -1]]
+
+
+def test_places_that_are_not_known_are_not_made_up() -> None:
+    state = read_llama(golden("pictures.2c"), GEOMETRIES["pictures"])
+    [cells] = state.caches
+    together = replace(cells, positions=np.zeros(3, np.int64))
+    with pytest.raises(Unsupported, match="more than a position"):
+        write_sequence_file(replace(state, caches=(together,)), GEOMETRIES["pictures"])
+    with pytest.raises(Unsupported, match="more than a position"):
+        write_sequence_file(read_llama(golden("tokens.2d"), GEOMETRIES["tokens"]), GEOMETRIES["tokens"])
 
 
 def test_rows_of_another_shape_than_the_models_are_not_written() -> None:
