@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +14,17 @@ import click
 from cli.app import DEFAULT_TENANT, App
 from cli.files import replacing
 from cli.moving import progress_bar
-from cli.options import with_app
+from cli.options import EngineOptions, with_app
 from cli.output import counted, size
+from cli.reencoding import reencoding_options
 from cli.retention import byte_size, quota_said
 from cli.whose import known_tenants
-from engine.errors import ProblemsFound, UsageError
+from engine.errors import Drifted, ProblemsFound, UsageError
 
 if TYPE_CHECKING:
+    from engine.runner import Engine
+    from serialization.manifest import Manifest
+    from serialization.reencode.forms import MemoryForm
     from sessions.keyring.ring import Keyring
     from sessions.migrate.endpoints import Endpoint
     from sessions.migrate.moved import Moved
@@ -33,7 +37,7 @@ _TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What was said on the command line, but for the two ends."""
+    """What was said on the command line, but for the two ends and the model."""
 
     clash: str
     jobs: int
@@ -43,6 +47,7 @@ class _Said:
     to_master_key: str | None
     budget: int | None
     newest: bool
+    wanted: Mapping[str, Any]
 
 
 @click.command()
@@ -69,12 +74,39 @@ class _Said:
     metavar="SIZE",
     help="Bytes that rows may take in DST; the sessions used longest ago give theirs up.",
 )
+@reencoding_options
+@click.option(
+    "--verify",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="At DST, read the ids again with the model and compare what follows, at N lengths (of a whole store:"
+    " of N sessions, at one each).",
+)
+@click.option(
+    "-m",
+    "--model",
+    envvar="TENUTO_MODEL",
+    metavar="MODEL",
+    help="The model of the sessions, where"
+    " one is needed: for other dtypes, foreign files, --verify.  [env: TENUTO_MODEL]",
+)
+@click.option("--threads", type=click.IntRange(min=1), envvar="TENUTO_THREADS", help="CPU threads of it.")
 @click.option(
     "--jobs", type=click.IntRange(1, 64), default=8, show_default=True, help="Sessions moved at once."
 )
 @with_app
 def migrate(
-    app: App, source: str, target: str, dry_run: bool, all_tenants: bool, clash: str | None, **said: Any
+    app: App,
+    source: str,
+    target: str,
+    dry_run: bool,
+    all_tenants: bool,
+    clash: str | None,
+    count: int | None,
+    model: str | None,
+    threads: int | None,
+    **said: Any,
 ) -> None:
     """Move sessions from SRC to DST: a whole store, or one session between stores, archives and files.
 
@@ -96,18 +128,51 @@ def migrate(
         if not isinstance(ends[0], StoreEnd) or app.tenant != DEFAULT_TENANT:
             raise UsageError("--all-tenants is of a whole store, and without --tenant")
         tenants, others = known_tenants(app, ends[0].url)
+    if given.wanted.get("cut") is not None and isinstance(ends[0], StoreEnd):
+        raise UsageError("--cut is of one session: STORE#SESSION")
+    engine = _Model(app, model, threads)
+    requests = [_request(app, given, tenant, engine) for tenant in tenants]
     if dry_run:
-        _plan(app, ends, [_request(app, given, tenant) for tenant in tenants])
+        _plan(app, ends, requests)
     else:
-        _run(app, ends, [_request(app, given, tenant) for tenant in tenants])
+        done = _run(app, ends, requests)
+        drifted = [] if count is None else _verify(app, ends, requests, done, count, engine)
+        _conclude(ends, done, drifted)
     if others:
         app.out.warn(
             f"{counted(others, 'tenant')} more there, of which no key tells the name: say it with --tenant"
         )
 
 
-def _request(app: App, said: _Said, tenant: str) -> Request:
+class _Model:
+    """The model that was named, loaded when it is first asked for."""
+
+    def __init__(self, app: App, model: str | None, threads: int | None) -> None:
+        self._app = app
+        self._options = EngineOptions(model, None, {} if threads is None else {"threads": threads})
+        self._engine: Engine | None = None
+
+    def load(self, manifest: Manifest | None = None) -> Engine:
+        """With room for a session twice, where one is given; it also says which model, if nothing else does.
+        Raises UsageError where nothing says it."""
+        from cli.loading import load
+        from cli.verify import with_room
+
+        if self._options.model is None and manifest is None:
+            raise UsageError("this needs the model of the sessions: name it with -m")
+        if self._engine is None:
+            options = self._options if manifest is None else with_room(self._options, manifest)
+            self._engine = load(options, manifest, self._app.out)
+        return self._engine
+
+    def form(self, type_k: str, type_v: str) -> MemoryForm:
+        return self.load().form(type_k, type_v)
+
+
+def _request(app: App, said: _Said, tenant: str, model: _Model) -> Request:
+    from serialization.reencode.reencoding import Reencoding
     from sessions.migrate.opening import Keys
+    from sessions.migrate.reencoded import Reencoded
     from sessions.migrate.request import Request
     from sessions.migrate.survey import Clash
     from sessions.policy import Policy
@@ -119,6 +184,7 @@ def _request(app: App, said: _Said, tenant: str) -> Request:
         keys=Keys(app.unlocking.keyring(), _keyring_of_target(app, said), said.clear),
         policy=Policy.from_mapping({"quota": quota_said(), "budget": said.budget}),
         clash=Clash[said.clash.upper()],
+        conversion=Reencoded(Reencoding(**said.wanted), model.form) if said.wanted else None,
         newest=said.newest,
         jobs=said.jobs,
     )
@@ -197,11 +263,9 @@ def _count(item: Item) -> str:
     return f"{item.what}, {item.count:,}" + ("" if item.nbytes is None else f" ({size(item.nbytes)})")
 
 
-def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> None:
-    from sessions.migrate.endpoints import ArchiveEnd
+def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> list[Moved]:
     from sessions.migrate.run import opened
 
-    streams = isinstance(ends[1], ArchiveEnd) and ends[1].path is None
     done: list[Moved] = []
     for request in requests:
         try:
@@ -212,11 +276,53 @@ def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> 
             raise
         if not app.out.as_json:
             _tell(app, done[-1])
-    if app.out.as_json and not streams:
+    if app.out.as_json and not _streams(ends[1]):
         app.out.data([asdict(each) for each in done] if len(done) != 1 else asdict(done[0]))
+    return done
+
+
+def _streams(end: Endpoint) -> bool:
+    from sessions.migrate.endpoints import ArchiveEnd
+
+    return isinstance(end, ArchiveEnd) and end.path is None
+
+
+def _conclude(ends: tuple[Endpoint, Endpoint], done: list[Moved], drifted: list[str]) -> None:
+    """Raises ProblemsFound, Drifted."""
     problems = sum(len(each.problems) for each in done)
     if problems:
         raise ProblemsFound(f"{counted(problems, 'session')} could not be moved; the rest is at {ends[1]}")
+    if drifted:
+        raise Drifted(f"logits have drifted: {', '.join(drifted)}")
+
+
+def _verify(
+    app: App,
+    ends: tuple[Endpoint, Endpoint],
+    requests: list[Request],
+    done: list[Moved],
+    count: int,
+    model: _Model,
+) -> list[str]:
+    """Ask at the destination, and tell. Returns the sessions that have drifted."""
+    from cli.verify import as_data, tell
+    from sessions.migrate.verify import verified
+    from sessions.policy import Policy
+
+    told, drifted = [], []
+    for request, moved in zip(requests, done, strict=True):
+        for asked in verified(*ends, request, moved, count, Policy().drift, model.load):
+            if asked.found is None:
+                app.out.warn(f"session {asked.session} could not be asked: {asked.why}")
+            elif app.out.as_json:
+                told.append(as_data(asked.found))
+            else:
+                tell(app, asked.found)
+            if asked.found is not None and asked.found.drifted:
+                drifted.append(asked.session)
+    if app.out.as_json and not _streams(ends[1]):
+        app.out.data(told)
+    return drifted
 
 
 def _tell(app: App, moved: Moved) -> None:

@@ -16,7 +16,7 @@ from cli.unlocking import Unlocking
 
 Command = Callable[..., Any]
 
-_CACHE_TYPES = click.Choice(["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"])
+CACHE_TYPES = click.Choice(["f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,8 @@ def engine_options(function: Command) -> Command:
             "--chat-template", metavar="NAME|FILE", help="Instead of the model's own chat template."
         ),
         click.option("--ctx", type=click.IntRange(min=1), help="Tokens of context (default: the model's)."),
-        click.option("--type-k", type=_CACHE_TYPES, help="Cache type of K (default: bf16)."),
-        click.option("--type-v", type=_CACHE_TYPES, help="Cache type of V (default: bf16)."),
+        click.option("--type-k", type=CACHE_TYPES, help="Cache type of K (default: bf16)."),
+        click.option("--type-v", type=CACHE_TYPES, help="Cache type of V (default: bf16)."),
         click.option(
             "--dtype", type=click.Choice(["auto", "f32", "bf16", "f16"]), help="What is computed in."
         ),

@@ -62,18 +62,18 @@ def verify(app: App, session: str, count: int, seed: int, limit: float | None, e
     if engine.draft is not None:
         raise UsageError("verify asks the model itself, and not what guesses for it: without --draft")
     manifest = named_turn(app.store, session)
-    model = load(_with_room(engine, manifest), manifest, app.out)
+    model = load(with_room(engine, manifest), manifest, app.out)
     limit = Policy().drift if limit is None else limit
     found = ask(model, app.store, manifest, count, limit, seed)
     if app.out.as_json:
-        app.out.data(_as_data(found))
+        app.out.data(as_data(found))
     else:
-        _tell(app, found)
+        tell(app, found)
     if found.drifted:
         raise Drifted(f"session {found.session}: {_verdict(found)}")
 
 
-def _with_room(engine: EngineOptions, manifest: Manifest) -> EngineOptions:
+def with_room(engine: EngineOptions, manifest: Manifest) -> EngineOptions:
     """Room for the session twice: as it is stored, and as it is read anew."""
     needed = {"num_seqs": 2, "num_cells": 2 * (manifest.length + 1)}
     return replace(engine, config={**needed, **engine.config})
@@ -85,7 +85,8 @@ def _verdict(found: Verification) -> str:
     return f"{what}: logits differ by up to {_figure(worst.max)}, {found.limit:g} is allowed"
 
 
-def _tell(app: App, found: Verification) -> None:
+def tell(app: App, found: Verification) -> None:
+    """For people."""
     app.out.text(
         f"session {found.session}, turn {found.turn}: asked at {counted(len(found.samples), 'length')} of"
         f" {found.num_lengths:,} that could be asked, drawn by seed {found.seed}"
@@ -132,7 +133,8 @@ def _figure(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "not a number"
 
 
-def _as_data(found: Verification) -> dict[str, Any]:
+def as_data(found: Verification) -> dict[str, Any]:
+    """For programs."""
     return {
         "session": found.session,
         "turn": found.turn,

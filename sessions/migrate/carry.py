@@ -13,8 +13,10 @@ from engine.errors import BlobMissing, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Store, blob_class
 from serialization.manifest import Manifest
 from serialization.renaming import renamed
+from serialization.snapshot import missing_blobs
 from sessions import salts
 from sessions.commits import NEW_SESSION_NBYTES
+from sessions.migrate.plan import Item
 from sessions.quota import Room
 from sessions.reduce import without
 from sessions.scratch import Scratch
@@ -41,6 +43,10 @@ class Conversion(Protocol):
     @property
     def changes(self) -> tuple[str, ...]:
         """What it changes, a line each."""
+        ...
+
+    def plan(self, manifest: Manifest) -> tuple[Item, ...]:
+        """What it would do with a session. Raises nothing: what it refuses is an item too."""
         ...
 
     def most_nbytes(self, manifest: Manifest) -> int:
@@ -201,7 +207,7 @@ class Carrier:
         to = session(before.session)
         granted.enter_context(self._room(self._most_nbytes(before, to) + len(data) + NEW_SESSION_NBYTES))
         manifest, lost = self._converted(before, to)
-        if lost and not self._target.rows_expire:
+        if lost and self._conversion is None and not self._target.rows_expire:
             manifest = without(manifest, lost)
         manifest = _named(manifest, to, name)
         encoded = data if manifest == before and not self._newest else manifest.encode()
@@ -220,7 +226,11 @@ class Carrier:
     def _converted(self, manifest: Manifest, session: str) -> tuple[Manifest, tuple[BlobId, ...]]:
         if self._conversion is None:
             return self._copies.copy(manifest, session)
-        return self._conversion.convert(manifest, self._source, self._target.scoped(session)), ()
+        lost: tuple[BlobId, ...] = ()
+        if self._source.rows_expire:
+            lost = tuple(missing_blobs(self._source, manifest))
+            manifest = without(manifest, lost)
+        return self._conversion.convert(manifest, self._source, self._target.scoped(session)), lost
 
 
 def _named(manifest: Manifest, session: str, name: str | None) -> Manifest:

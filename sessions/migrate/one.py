@@ -162,9 +162,8 @@ class OneSession:
 
     def _to(self, manifest: Manifest | None) -> Iterator[Item]:
         """What the destination makes of it."""
-        changes = () if self._request.conversion is None else self._request.conversion.changes
-        for change in changes:
-            yield Item(Fate.CONVERTED, "rows", 1, change)
+        if self._request.conversion is not None and manifest is not None:
+            yield from self._request.conversion.plan(manifest)
         match self._target:
             case ForeignEnd() if manifest is not None:
                 yield from self._foreign().plan_write(manifest)

@@ -58,6 +58,7 @@ class StoreMigration:
         """`ends` are source and destination in words, `tag` stands for the source in the journal; `only` that
         session is moved, if one is given."""
         self._source = source
+        self._only = only
         self._manager = manager
         self._target = manager.store
         self._ends = ends
@@ -126,6 +127,7 @@ class StoreMigration:
         for item in (item for batch in self._batches() for item in batch):
             self._leave_out(item, "it went on while it was moved, every time; move it again")
         moved.nbytes = self._carrier.nbytes
+        moved.session = None if self._only is None else survey.session_there(self._only)
         moved.writing = self._writing()
         return moved
 
@@ -170,12 +172,12 @@ class StoreMigration:
         if errors:
             raise errors[0]
 
-    def _carry(self, item: Item, granted: ExitStack) -> Carried | StateError | StoreError:
+    def _carry(self, item: Item, granted: ExitStack) -> Carried | TenutoError:
         session = item.place.removeprefix(names.SESSIONS)
         where = self._survey.session_there if item.is_pin else lambda _: session
         try:
             return self._carrier.carry(item.taken, where, item.name, granted)
-        except (StateError, StoreError) as error:
+        except TenutoError as error:  # also of a conversion that this session does not allow
             return error
 
     def _stands(self, item: Item) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from engine.state import Layout
 from serialization.archive import write_archive
 from serialization.blobs import BlobClass, BlobId, Store
 from serialization.manifest import Manifest, Message
@@ -62,11 +63,12 @@ def put_session(
     generation: int = 1,
     over: BlobId | None = None,
     session: str | None = None,
+    layout: Layout = FOUR_KINDS,
     **fields: object,
 ) -> tuple[str, BlobId]:
     """One session of rows that no other has, or its next turn in place of `over`."""
     session = session or names.new_session_id()
-    state = drafted(state_of(length, FOUR_KINDS, seed=seed, edge=logits_edge()), 280)
+    state = drafted(state_of(length, layout, seed=seed, edge=logits_edge()), 280)
     written = write_state(store.scoped(session), state, None, 0)
     text = f"What is there to say of number {seed}?"
     manifest = replace(

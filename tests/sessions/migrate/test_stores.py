@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import QuotaExceeded, SessionExists, StoreFull, StoreUnavailable
+from engine.errors import ConfigError, QuotaExceeded, SessionExists, StoreFull, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Bytes, Store, verify_blob
+from serialization.manifest import Manifest
+from serialization.reencode.reencoding import Reencoding
 from sessions import names
 from sessions.catalog import Catalog
 from sessions.keyring.keyset import Scope
@@ -17,6 +19,7 @@ from sessions.lease import acquire
 from sessions.manager import SessionManager
 from sessions.migrate.journal import JOURNAL
 from sessions.migrate.plan import Fate
+from sessions.migrate.reencoded import Reencoded
 from sessions.migrate.survey import Clash
 from sessions.policy import Policy
 from sessions.stores.memory import MemoryStore
@@ -233,6 +236,26 @@ def test_a_damaged_session_is_left_out_and_told_of_and_the_rest_arrives() -> Non
     with migration(source, target) as moving:
         assert moving.run().num_sessions == 1
     assert archives(target) == whole
+
+
+class Picky(Reencoded):
+    """Does not do it to sessions of one name."""
+
+    def convert(self, manifest: Manifest, source: Store, target: Store) -> Manifest:
+        if manifest.name == "own":
+            raise ConfigError("not this one")
+        return super().convert(manifest, source, target)
+
+
+def test_a_session_that_cannot_be_converted_is_left_out_and_the_rest_arrives() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    filled = fill(source)
+    with migration(source, target, conversion=Picky(Reencoding(codec="raw"))) as moving:
+        moved = moving.run()
+    assert [problem.message for problem in moved.problems] == ["not this one"]
+    assert (moved.num_sessions, moved.num_pins) == (3, 1)
+    assert f"session/{filled.own}" not in refs(target, names.SESSIONS)
+    check_clean(target)
 
 
 @pytest.mark.parametrize("which", ["manifest", "rows"])

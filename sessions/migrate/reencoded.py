@@ -1,0 +1,52 @@
+"""Re-encoding on the way: what `serialization.reencode` makes of a session, as a conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serialization.blobs import Store
+from serialization.manifest import Manifest
+from serialization.reencode.forms import Forms
+from serialization.reencode.plan import plan_reencoding
+from serialization.reencode.reencode import reencode
+from serialization.reencode.reencoding import Reencoding
+from sessions.migrate.plan import Fate, Item
+
+#: More than a blob has beside its rows.
+_BLOB_NBYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reencoded:
+    """Sessions as `wanted`; `forms` is of the model that made them, for other dtypes."""
+
+    wanted: Reencoding
+    forms: Forms | None = None
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        wanted = self.wanted
+        said = {
+            "K": wanted.type_k,
+            "V": wanted.type_v,
+            "codec": wanted.codec,
+            "level": wanted.level,
+            "tokens of a chunk": wanted.chunk_tokens,
+            "first tokens": wanted.cut,
+            "window rows": None if wanted.windows is None else wanted.windows.value,
+        }
+        return tuple(f"{what}: {value}" for what, value in said.items() if value is not None)
+
+    def plan(self, manifest: Manifest) -> tuple[Item, ...]:
+        found = plan_reencoding(manifest, self.wanted, self.forms)
+        return tuple(
+            Item(Fate(item.fate.value), item.what, 1, item.why, item.becomes or item.nbytes or None)
+            for item in found.items
+        )
+
+    def most_nbytes(self, manifest: Manifest) -> int:
+        plan = plan_reencoding(manifest, self.wanted, self.forms)
+        return plan.nbytes + _BLOB_NBYTES * sum(1 for _ in plan.outline(plan.source).pieces())
+
+    def convert(self, manifest: Manifest, source: Store, target: Store) -> Manifest:
+        return reencode(source, manifest, target, self.wanted, self.forms)
