@@ -29,14 +29,15 @@ def write_tiny(
     window: int = 32,
     context: int = 8192,
     merged: str = "th",
+    head: int = HEAD,
 ) -> Path:
-    """A model file of `architecture` ("llama" or "gemma3") with weights drawn from `seed`."""
+    """A model file of `architecture` (llama, qwen2, qwen3 or gemma3) with weights drawn from `seed`."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
     tokens = [*_byte_tokens(), merged, *CONTROL]
-    _hyperparameters(writer, architecture, layers, rope_base, window, context, len(tokens))
+    _hyperparameters(writer, architecture, layers, rope_base, window, context, len(tokens), head)
     _tokenizer(writer, tokens, merged)
-    for name, shape in _tensors(architecture, layers, len(tokens)).items():
+    for name, shape in _tensors(architecture, layers, len(tokens), head).items():
         if len(shape) == 1:
             data = 1 + 0.1 * rng.standard_normal(shape)
         else:
@@ -57,6 +58,7 @@ def _hyperparameters(
     window: int,
     context: int,
     vocab: int,
+    head: int,
 ) -> None:
     writer.add_name(f"tiny {architecture}")
     writer.add_block_count(layers)
@@ -65,11 +67,11 @@ def _hyperparameters(
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(rope_base)
-    writer.add_rope_dimension_count(HEAD)
+    writer.add_rope_dimension_count(head)
     writer.add_vocab_size(vocab)
     if architecture == "gemma3":
         writer.add_sliding_window(window)
@@ -94,8 +96,8 @@ def _byte_tokens() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(spare)) for byte in range(256)]
 
 
-def _tensors(architecture: str, layers: int, vocab: int) -> dict[str, tuple[int, ...]]:
-    heads, kv = 2 * HEAD, HEAD
+def _tensors(architecture: str, layers: int, vocab: int, head: int) -> dict[str, tuple[int, ...]]:
+    heads, kv = 2 * head, head
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocab, HIDDEN),
         "output_norm.weight": (HIDDEN,),
@@ -112,12 +114,15 @@ def _tensors(architecture: str, layers: int, vocab: int) -> dict[str, tuple[int,
             "ffn_up": (FEED_FORWARD, HIDDEN),
             "ffn_down": (HIDDEN, FEED_FORWARD),
         }
+        if architecture in ("gemma3", "qwen3"):
+            block |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
         if architecture == "gemma3":
             block |= {
-                "attn_q_norm": (HEAD,),
-                "attn_k_norm": (HEAD,),
                 "post_attention_norm": (HIDDEN,),
                 "post_ffw_norm": (HIDDEN,),
             }
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+        if architecture == "qwen2":
+            biases = {"attn_q": (heads,), "attn_k": (kv,), "attn_v": (kv,)}
+            shapes |= {f"blk.{layer}.{name}.bias": shape for name, shape in biases.items()}
     return shapes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from engine.cache.memory import KEYS, VALUES, BlocksSpec, PointSpec, RowsSpec, WindowSpec
 from engine.cache.table import INDEX
 from engine.errors import Unsupported
-from engine.remembered import Remembered
+from engine.remembered import Remembered, memory_form
 from engine.state import Value
 from engine.verbs import Verbs
 from serialization.foreign.geometry import (
@@ -21,6 +21,7 @@ from serialization.foreign.geometry import (
     Window,
 )
 from serialization.foreign.target import Target
+from serialization.manifest import Manifest
 from sessions.migrate.families import FAMILIES, Family
 
 #: fields of a fingerprint that say how many layers a model has, rows or not
@@ -37,9 +38,16 @@ def family_of(engine: Verbs) -> Family:
 
 
 def target_of(engine: Verbs) -> Target:
-    """The memory that rows are put into, or taken out of."""
+    """The memory that rows are put into."""
     what = engine.remembered
     return Target(what.layout, what.rotated)
+
+
+def source_of(engine: Verbs, manifest: Manifest) -> Target:
+    """The memory that the rows of a session of the engine's model were taken out of. Raises ConfigError."""
+    needs, meaning = engine.remembered.needs, manifest.fingerprint.meaning
+    type_k, type_v = (str(meaning.get(name, "f16")) for name in ("type_k", "type_v"))
+    return Target(manifest.layout, memory_form(needs, meaning, type_k, type_v).rotated)
 
 
 def geometry_of(engine: Verbs) -> Geometry:
@@ -59,18 +67,21 @@ def _geometry(family: Family, what: Remembered, meaning: Mapping[str, Value]) ->
     if any(isinstance(need, BlocksSpec) for need in what.needs.parts):
         raise Unsupported(f"{family.name}: block rows of other systems are not read")
     rows = [need for need in what.needs.parts if isinstance(need, RowsSpec)]
-    caches: list[Cache] = []
     full = [need for need in rows if need.name != INDEX and (need.window is None or family.one_cache)]
     windowed = [need for need in rows if need.name != INDEX and need not in full]
+    index = [need for need in rows if need.name == INDEX]
+    points = [need for need in what.needs.parts if isinstance(need, PointSpec)]
+    num_layers = _num_layers(meaning, what)
+    caches: list[Cache] = []
     if full:
         caches.append(RowsCache(CacheRole.FULL, _layers(full)))
+    if index and windowed:
+        caches.append(RowsCache(CacheRole.INDEX, _layers(index)))
     if windowed:
         caches.append(RowsCache(CacheRole.WINDOW, _layers(windowed), _window(windowed)))
-    num_layers = _num_layers(meaning, what)
-    points = [need for need in what.needs.parts if isinstance(need, PointSpec)]
     if points:
         caches.append(RecurrentCache(num_layers, _states(points)))
-    if index := [need for need in rows if need.name == INDEX]:
+    if index and not windowed:
         caches.append(RowsCache(CacheRole.INDEX, _layers(index)))
     return Geometry(family.name, what.vocab_size, num_layers, tuple(caches), family.extension, family.pairing)
 

@@ -32,12 +32,13 @@ from engine.verbs import Verbs
 from serialization.brought import Brought, Proven
 from serialization.foreign.conversion import Change, Conversion, Fate
 from serialization.foreign.convert import Converted, to_rows
-from serialization.foreign.foreign_state import ForeignState, Rotation
+from serialization.foreign.foreign_state import ForeignState, Rotation, ValueOrder
+from serialization.foreign.geometry import Geometry
 from serialization.foreign.target import may_be_rotated
 from serialization.limits import MAX_LABEL_NBYTES
 from serialization.manifest import Message
 from sessions.manager import SessionManager
-from sessions.migrate.geometry import geometry_of, target_of
+from sessions.migrate.geometry import geometry_of, own_geometry_of, target_of
 from sessions.migrate.proof import Proof, let_go, prove
 from sessions.session import SessionInfo
 
@@ -121,7 +122,7 @@ def examine(engine: Verbs, state: ForeignState, wish: Wish) -> Examined:
             return _trusted(state, tokens, *found[0], None)
         return _reread(state, tokens, "recurrent state cannot go back a token, so nothing could prove it")
     if wish.taking is Taking.TRUSTED:
-        return _trusted(state, tokens, *found[0], _asked(engine, found[0][1], tokens))
+        return _trusted(state, tokens, *found[0], _asked(engine, state, found[0][1], tokens))
     return _proven(engine, state, tokens, found)
 
 
@@ -171,11 +172,15 @@ def _tokens(engine: Verbs, state: ForeignState, wish: Wish) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def _geometry(engine: Verbs, state: ForeignState) -> Geometry:
+    return own_geometry_of(engine) if state.order is ValueOrder.OURS else geometry_of(engine)
+
+
 def _candidates(
     engine: Verbs, state: ForeignState, said: Rotation | None
 ) -> list[tuple[Rotation, Converted]]:
     """The rows by every rotation that may be."""
-    geometry, target = geometry_of(engine), target_of(engine)
+    geometry, target = _geometry(engine, state), target_of(engine)
     rotation = state.rotation if said is None else said
     if not may_be_rotated(state, geometry):
         rotations = [Rotation.NONE]
@@ -196,7 +201,7 @@ def _proven(
     engine: Verbs, state: ForeignState, tokens: tuple[int, ...], found: list[tuple[Rotation, Converted]]
 ) -> Examined:
     """Raises Unproven of the candidate that came nearest."""
-    geometry, target = geometry_of(engine), target_of(engine)
+    geometry, target = _geometry(engine, state), target_of(engine)
     proofs = [(prove(engine, geometry, target, rows, tokens), rotation, rows) for rotation, rows in found]
     proof, rotation, rows = min(proofs, key=lambda each: (not each[0].proven, each[0].worst.drift))
     proof.require(engine.model_name)
@@ -204,11 +209,11 @@ def _proven(
     return Examined(tokens, rows, proof, rotation, brought, rows.conversion)
 
 
-def _asked(engine: Verbs, rows: Converted, tokens: tuple[int, ...]) -> Proof | None:
+def _asked(engine: Verbs, state: ForeignState, rows: Converted, tokens: tuple[int, ...]) -> Proof | None:
     """What follows the rows, computed from them. None where they are too few for it, and it has to be
     given."""
     try:
-        return prove(engine, geometry_of(engine), target_of(engine), rows, tokens)
+        return prove(engine, _geometry(engine, state), target_of(engine), rows, tokens)
     except Unproven:
         if len(tokens) == rows.length:
             raise
