@@ -19,7 +19,7 @@ def check(app: App, repair: bool) -> None:
     """Read every stored byte and tell what is wrong. Changes nothing, unless --repair is given.
 
     A repair rebuilds a damaged index from the manifests, and gives up damaged rows; text and token ids
-    stay, and the next resume reads them again.
+    stay, and the next resume reads them again. What a newer tenuto stored is told, and left alone.
     """
     manager = app.manager()
     report = manager.repair() if repair else manager.check()

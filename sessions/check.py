@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ from serialization.resume import last_resumable
 from sessions import names
 from sessions.catalog import Catalog, Entry
 from sessions.lease import acquire
+from sessions.newer import NEWER
 from sessions.prefix import PrefixIndex
 from sessions.reduce import without
 from sessions.scratch import Scratch
@@ -26,7 +27,8 @@ _VERDICTS = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `kind`: index, manifest, corrupt or missing."""
+    """One thing that is wrong. `kind`: index, manifest, corrupt or missing; or newer, which is sound as far
+    as this build can tell, and is left alone by every repair."""
 
     kind: str
     where: str
@@ -88,7 +90,7 @@ def _verdict(store: Store, scratch: Scratch, blob: BlobId) -> tuple[str | None, 
     if known is not None:
         return known[0], known[1]
     error, nbytes = _verify(store, blob)
-    kind = None if error is None else "missing" if isinstance(error, BlobMissing) else "corrupt"
+    kind = None if error is None else "missing" if isinstance(error, BlobMissing) else _kind(error, "corrupt")
     message = "" if error is None else str(error)
     scratch.do("INSERT INTO verdict VALUES (?, ?, ?, ?)", blob, nbytes, kind, message)
     return kind, message
@@ -97,37 +99,64 @@ def _verdict(store: Store, scratch: Scratch, blob: BlobId) -> tuple[str | None, 
 def repair_store(store: Store, prefixes: PrefixIndex, holder: str) -> CheckReport:
     """Rebuild a damaged index from the manifests, and give up what is damaged: rows of a session from
     its first bad chunk on (ids and text stay), turns whose manifest is gone. Says all that it did. A session
-    that somebody is writing to is left alone; `holder` is whose lease the others are mended under."""
+    that somebody is writing to is left alone, and so is what a newer build stored; `holder` is whose lease
+    the others are mended under. Raises UnknownVersion or UnknownFeature where the index is damaged and only
+    a newer build can tell what belongs in it; nothing was changed then."""
     repaired: list[str] = []
     if store.check_index():
-        refs, lost = rebuild_refs(store)
+        found = rebuild_refs(store)
+        if found.newer:
+            raise _only_newer(found.newer)
+        refs = found.refs
         store.rebuild(refs)
         count = sum(name.startswith(names.SESSIONS) for name in refs)
         repaired.append(f"rebuilt the index from the manifests: {count} sessions")
-        repaired += lost
+        repaired += found.lost
         for ref, value in refs.items():
             if ref.startswith(names.SESSIONS):
                 prefixes.add(Catalog(store).read_entry(ref, value).manifest, 0)
     unreadable: list[Problem] = []
     for _ in _entries(store, unreadable):
         pass
-    if unreadable:
-        repaired += _go_back(store, [problem.where for problem in unreadable], holder)
+    damaged = [problem.where for problem in unreadable if problem.kind == "manifest"]
+    if damaged:
+        repaired += _go_back(store, damaged, holder)
     for entry in _entries(store, []):
         repaired += _mend(store, entry, holder)
     return replace(check_store(store), repaired=tuple(repaired))
 
 
-def rebuild_refs(store: Store) -> tuple[dict[str, bytes], list[str]]:
-    """The refs that the manifests call for: of every session and pin the last one. Also what could
-    not be read, a line each."""
+@dataclass(frozen=True, slots=True)
+class RebuiltRefs:
+    """The refs that the manifests call for: of every session and pin the last one. `lost` is what could not
+    be read, a line each, and `newer` why a newer build's manifests could not be."""
+
+    refs: Mapping[str, bytes]
+    lost: tuple[str, ...]
+    newer: tuple[StateError, ...]
+
+
+def _only_newer(errors: Sequence[StateError]) -> StateError:
+    """Of the kind of the first of `errors`."""
+    return type(errors[0])(
+        f"the index is damaged, and a newer tenuto wrote {len(errors)} of the manifests that it must be built"
+        f" of: repair it with that one ({errors[0]}); nothing was changed"
+    )
+
+
+def rebuild_refs(store: Store) -> RebuiltRefs:
+    """Reads every manifest."""
     last: dict[str, tuple[tuple[int, float], BlobId, Manifest]] = {}
     lost: list[str] = []
+    newer: list[StateError] = []
     for info in store.list_blobs():
         if blob_class(info.blob) is not BlobClass.MANIFEST:
             continue
         try:
             manifest = Manifest.decode(store.get(info.blob))
+        except NEWER as error:
+            newer.append(error)
+            continue
         except StateError as error:
             lost.append(f"{short(info.blob)} left out: {error}")
             continue
@@ -147,7 +176,7 @@ def rebuild_refs(store: Store) -> tuple[dict[str, bytes], list[str]]:
         refs[ref] = blob.encode()
         if manifest.pin is None and manifest.name is not None:
             refs[names.name_ref(manifest.name)] = manifest.session.encode()
-    return refs, lost
+    return RebuiltRefs(refs, tuple(lost), tuple(newer))
 
 
 def _ref_of(manifest: Manifest) -> str:
@@ -166,7 +195,7 @@ def _entries(store: Store, problems: list[Problem]) -> Iterator[Entry]:
             try:
                 entry = catalog.read_entry(ref, value)
             except StateError as error:
-                problems.append(Problem("manifest", ref, str(error)))
+                problems.append(Problem(_kind(error, "manifest"), ref, str(error)))
                 continue
             expected = names.session_ref(entry.manifest.session)
             if prefix == names.SESSIONS and ref != expected:
@@ -176,8 +205,14 @@ def _entries(store: Store, problems: list[Problem]) -> Iterator[Entry]:
 
 def _go_back(store: Store, damaged: list[str], holder: str) -> list[str]:
     """Point each of the `damaged` refs, whose manifest is no longer what it should be, to the last that is
-    there. Sound refs stay: a manifest that no ref ever named is not preferred to one. Says what is lost."""
-    refs, told = rebuild_refs(store)
+    there. Sound refs stay: a manifest that no ref ever named is not preferred to one. Says what is lost.
+
+    Where a newer build stored manifests, the last one may be among them, and all are left alone."""
+    found = rebuild_refs(store)
+    if found.newer:
+        why = f"a newer tenuto wrote {len(found.newer)} manifests, of which one may be its last turn"
+        return [f"{ref} was left alone: {why} ({found.newer[0]})" for ref in damaged]
+    refs, told = found.refs, list(found.lost)
     for ref in damaged:
         old, new = store.read(ref), refs.get(ref)
         session = ref.removeprefix(names.SESSIONS)
@@ -195,6 +230,10 @@ def _go_back(store: Store, damaged: list[str], holder: str) -> list[str]:
             turn = Catalog(store).read_entry(ref, new).manifest.generation
             told.append(f"{ref} is back at turn {turn}, the last that can be read")
     return told
+
+
+def _kind(error: StateError, otherwise: str) -> str:
+    return "newer" if isinstance(error, NEWER) else otherwise
 
 
 def _verify(store: Store, blob: BlobId) -> tuple[StateError | None, int]:
@@ -223,7 +262,9 @@ def _mend(store: Store, entry: Entry, holder: str) -> list[str]:
 
 
 def _damaged(store: Store, entry: Entry) -> set[BlobId]:
-    return {ref.blob for ref in entry.manifest.blobs() if _verify(store, ref.blob)[0] is not None}
+    """What is missing or is not what was written. A codec or a version that is not known is neither."""
+    verdicts = ((ref.blob, _verify(store, ref.blob)[0]) for ref in entry.manifest.blobs())
+    return {blob for blob, error in verdicts if not (error is None or isinstance(error, NEWER))}
 
 
 def _give_up_damaged(store: Store, entry: Entry) -> list[str]:

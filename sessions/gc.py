@@ -17,6 +17,7 @@ from sessions import names
 from sessions.catalog import Catalog, is_there
 from sessions.census import Census
 from sessions.listing import usage
+from sessions.newer import NEWER
 from sessions.policy import Policy
 from sessions.scratch import Rows, Scratch
 from sessions.uses import USES, noted_uses
@@ -212,18 +213,22 @@ def _each(
 
 def _tombstones_last(store: Store, blobs: Collection[BlobInfo]) -> Iterator[tuple[BlobId, int]]:
     """Rows first, then manifests from old to new: while an older turn of a deleted session is there,
-    so is the tombstone that outranks it. Each with its size."""
+    so is the tombstone that outranks it. Each with its size. What a newer build wrote is not among them: that
+    no ref names it is for that one to judge."""
 
-    def rank(info: BlobInfo) -> tuple[int, int]:
+    def rank(info: BlobInfo) -> tuple[int, int] | None:
         if blob_class(info.blob) is not BlobClass.MANIFEST:
             return 0, 0
         try:
             return 1, Manifest.decode(store.get(info.blob)).generation
+        except NEWER:
+            return None
         except StateError:
             return 0, 0
 
     with Scratch("CREATE TABLE going (blob TEXT, nbytes INT, kind INT, generation INT)") as scratch:
-        going = ((info.blob, info.nbytes, *rank(info)) for info in blobs)
+        ranked = ((info, rank(info)) for info in blobs)
+        going = ((info.blob, info.nbytes, *place) for info, place in ranked if place is not None)
         scratch.do_many("INSERT INTO going VALUES (?, ?, ?, ?)", going)
         for blob, nbytes in scratch.rows("SELECT blob, nbytes FROM going ORDER BY kind, generation"):
             yield BlobId(blob), nbytes

@@ -222,9 +222,9 @@ def test_a_deleted_session_is_gone_also_after_a_rebuild(manager: SessionManager)
     manager.delete("drop")
     from sessions.check import rebuild_refs
 
-    refs, lost = rebuild_refs(manager.store)
-    manager.store.rebuild(refs)
-    assert not lost
+    found = rebuild_refs(manager.store)
+    manager.store.rebuild(found.refs)
+    assert not found.lost
     assert [info.name for info in manager.list()] == ["keep"]
 
 

@@ -244,8 +244,8 @@ def test_an_archive_cannot_say_what_it_becomes(
     write_archive(file, crafted, manager.store)
     there = SessionManager(DiskStore(tmp_path / "there", "default"), engine)
     info = there.import_(io.BytesIO(file.getvalue()))
-    refs, lost = rebuild_refs(there.store)
-    assert (list(refs), lost) == ([names.session_ref(info.id)], [])
+    found = rebuild_refs(there.store)
+    assert (list(found.refs), found.lost) == ([names.session_ref(info.id)], ())
 
 
 def test_a_stored_manifest_with_a_name_that_may_not_be_one_does_not_stop_a_repair(
@@ -253,9 +253,9 @@ def test_a_stored_manifest_with_a_name_that_may_not_be_one_does_not_stop_a_repai
 ) -> None:
     manifest = manager.manifest(talked(manager))
     manager.store.put(BlobClass.MANIFEST, replace(manifest, kind=ManifestKind.PIN, pin="../x").encode())
-    refs, lost = rebuild_refs(manager.store)
-    assert list(refs) == [names.session_ref(manifest.session)]
-    assert "may not be a name" in lost[0]
+    found = rebuild_refs(manager.store)
+    assert list(found.refs) == [names.session_ref(manifest.session)]
+    assert "may not be a name" in found.lost[0]
 
 
 def test_rows_from_an_archive_are_no_one_elses(
