@@ -53,8 +53,7 @@ def _unpacked(frame: memoryview, nbytes: int, what: str) -> bytes:
     if len(frame) > nbytes:
         raise Corrupt(f"{what}: packed, it is larger than unpacked")
     try:
-        found = zstandard.get_frame_parameters(frame)
-        if found.content_size != nbytes or found.dict_id:
+        if zstandard.get_frame_parameters(frame).content_size != nbytes:
             raise Corrupt(f"{what}: packed in a frame of another size than it tells")
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:

@@ -82,7 +82,7 @@ def test_what_shrinks_beyond_belief_is_stored_as_it_is() -> None:
         size(len(PLAIN)) + frame(PLAIN, write_content_size=False),
         size(len(PLAIN)) + b"\x28\xb5\x2f\xfd\xa1\x07" + size(len(PLAIN)) + one_block(PLAIN[:9]),
         size(len(PLAIN)) + b"\x50\x2a\x4d\x18\x04\0\0\0skip" + frame(PLAIN),
-        size(2) + frame(b"\x81\xa0"),
+        size(len(pack({}))) + frame(pack({})),
         size(6) + frame(pack("text!")),
         size(len(PLAIN) + 1) + frame(PLAIN + b"\0"),
         size(5) + frame(b"\x81\xa1x\xcc\x01"),
@@ -91,6 +91,15 @@ def test_what_shrinks_beyond_belief_is_stored_as_it_is() -> None:
 def test_each_wrong_body_is_refused(body: bytes) -> None:
     with pytest.raises(Corrupt):
         unpack_body(body, "test")
+
+
+def test_a_map_is_never_larger_than_a_manifest_may_be() -> None:
+    stored = bytes(MAX_MANIFEST_NBYTES // MAX_PACKED + 1)
+    with pytest.raises(LimitExceeded) as caught:
+        unpack_body(size(MAX_MANIFEST_NBYTES + 1) + stored, "test")
+    assert caught.value.details["limit"] == MAX_MANIFEST_NBYTES
+    with pytest.raises(Corrupt):
+        unpack_body(size(MAX_MANIFEST_NBYTES) + stored, "test")
 
 
 def test_promised_sizes_allocate_nothing() -> None:
