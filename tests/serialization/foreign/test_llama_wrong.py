@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import Corrupt, LimitExceeded, StateError, UnknownFeature, UnknownFormat
-from serialization.foreign.detect import read_files, read_llama
+from serialization.foreign.detect import read_files, read_llama, sequences
 from serialization.foreign.files import write_file
 from serialization.foreign.geometry import Geometry
 from tests.golden.llama import (
@@ -187,6 +187,12 @@ def test_recurrent_state_is_one_of_this_model_and_upright() -> None:
         read_llama(word_at(golden("recurrent.3"), at, 1), model)
 
 
+def test_a_context_in_which_nobody_has_anything_is_refused() -> None:
+    nobody = replace(POINT, cells=())
+    with pytest.raises(Corrupt, match="without any cells"):
+        read_llama(session_file(10, IDS, name_of("mamba"), nobody), GEOMETRIES["recurrent"])
+
+
 def test_pictures_do_not_share_a_place() -> None:
     twice = Kv((0,), (tuple((5, (0,), (1, 2, -1)) for _ in AT),))
     with pytest.raises(Corrupt, match="the same position"):
@@ -221,10 +227,32 @@ def test_media_are_inside_of_the_tokens_and_padded_with_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    "section", [outputs((2,), 99, 0), outputs((2, 3), 100, 0), outputs((), 0, 8), outputs((1, 2), 0, 25)]
+    ("section", "said"),
+    [
+        (outputs((2,), 99, 0), "99 logits of 1 outputs over 100 tokens"),
+        (outputs((2, 3), 100, 0), "100 logits of 2 outputs over 100 tokens"),
+        (outputs((), 0, 8), "8 values of embeddings of 0 outputs"),
+        (outputs((1, 2), 0, 25), "25 values of embeddings of 2 outputs"),
+    ],
 )
-def test_outputs_are_as_many_as_the_vocabulary_says(section: bytes) -> None:
-    refused(session_file(9, IDS, name_of("llama") + section, PLAIN), MODEL)
+def test_outputs_are_as_many_as_the_vocabulary_says(section: bytes, said: str) -> None:
+    with pytest.raises(Corrupt, match=said):
+        read_llama(session_file(9, IDS, name_of("llama") + section, PLAIN), MODEL)
+
+
+def test_as_many_streams_and_owners_as_llama_cpp_has_at_most_are_read() -> None:
+    last = replace(PLAIN, cells=(*[()] * 255, owned(AT, 255)))
+    assert sequences(sequence_file(3, IDS, last), MODEL) == (255,)
+    shared = replace(PLAIN, cells=(owned(AT, *range(256)),))
+    assert sequences(session_file(10, IDS, name_of("llama"), shared), MODEL) == tuple(range(256))
+    many = replace(PLAIN, cells=(owned((0,), *range(256), 0),))
+    with pytest.raises(Corrupt, match="a cell of 257 owners"):
+        read_llama(session_file(10, IDS, name_of("llama"), many), MODEL)
+
+
+def test_a_name_as_long_as_one_may_be_is_read() -> None:
+    long = replace(MODEL, architecture="x" * 64)
+    assert read_llama(session_file(10, IDS, name_of("x" * 64), PLAIN), long).length == 3
 
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"two words", b"x" * 65])
