@@ -19,6 +19,7 @@ from engine.errors import (
 from engine.state import Pending, SamplerParams, SeqId, SequenceState
 from engine.verbs import Verbs
 from serialization.blobs import Store
+from serialization.losses import Loss
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
 from serialization.snapshot import arriving_state, read_state
@@ -89,6 +90,8 @@ def restore(
         draft = told(engine, manifest, "the tokens are read again")
         came = _Came(engine.create(manifest.sampler), reason, 0, detail, draft)
     seq, restored, detail = came.seq, came.restored, came.detail
+    if restored and manifest.reencoded:
+        detail = "; ".join(filter(None, (detail, _told_losses(manifest.reencoded))))
     if not _same_words(engine, manifest):  # its ids mean other text here: the text is rendered anew
         detail += "; its text is tokenized and read anew with the next turn"
         return seq, RestoreResult(came.reason, 0, 0, time.perf_counter() - started, detail, came.draft)
@@ -242,6 +245,16 @@ def _read_rest(engine: Verbs, seq: SeqId, manifest: Manifest, restored: int) -> 
         engine.set_sampler(seq, manifest.sampler)
         if isinstance(manifest.edge, Pending):
             engine.set_pending(seq, manifest.edge.token)
+
+
+def _told_losses(losses: Sequence[Loss]) -> str:
+    """What conversions the rows have been through, for people."""
+    told = []
+    for loss in losses:
+        pairs = sorted({(part.before, part.after) for part in loss.parts})
+        words = ", ".join(f"{before} to {after}" for before, after in pairs)
+        told.append(f"{words}{' exactly' if loss.is_exact else ''}")
+    return f"its rows were re-encoded, {', then '.join(told)}"
 
 
 def _same_words(engine: Verbs, manifest: Manifest) -> bool:

@@ -123,7 +123,7 @@ def _conversion(source: Manifest, wanted: Reencoding, forms: Forms | None) -> Co
         for name, dtype in asked.items()
         if stored[name] is not None and dtype not in (None, stored[name])
     }
-    if not changed or not source.tokens:
+    if not changed or (forms is None and not source.tokens):
         return None
     if forms is None:
         raise ConfigError(

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.state import PartKind, Rows, parts_of
 from serialization.blobs import Store
 from serialization.chunks import decode_rows
 from serialization.reading import check_size, get
 from serialization.refs import BlobRef, Stored
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """The blob that was decoded last of its kind."""
-
-    ref: BlobRef
-    rows: Rows
 
 
 class SourceRows:
@@ -26,7 +16,7 @@ class SourceRows:
         self._store = store
         self._stored = stored
         self._by_start = {chunk.start: chunk for chunk in stored.chunks}
-        self._last: dict[PartKind, _Decoded] = {}
+        self._last: dict[PartKind, tuple[int, Rows]] = {}
 
     def ref(self, kind: PartKind, start: int, stop: int) -> BlobRef | None:
         """The blob of a chunk that has just the rows of tokens [start, stop), if there is one."""
@@ -55,9 +45,10 @@ class SourceRows:
         if blob is None:
             return None
         last = self._last.get(kind)
-        if last is None or last.ref != blob.ref or last.rows.start != blob.start:
-            specs = parts_of(self._stored.layout, kind)
-            check_size(blob, chunk, specs)
-            rows = decode_rows(get(self._store, blob.ref), kind, specs, blob.start, chunk.stop)
-            last = self._last[kind] = _Decoded(blob.ref, rows)
-        return last.rows
+        if last is not None and last[0] == start:
+            return last[1]
+        specs = parts_of(self._stored.layout, kind)
+        check_size(blob, chunk, specs)
+        rows = decode_rows(get(self._store, blob.ref), kind, specs, blob.start, chunk.stop)
+        self._last[kind] = start, rows
+        return rows

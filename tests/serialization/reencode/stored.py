@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.errors import ConfigError
 from engine.state import (
     Fingerprint,
     Layout,
@@ -50,8 +49,6 @@ def form(type_k: str, type_v: str) -> Form:
         PartSpec("kv.v.01", PartKind.WINDOW, 1, type_v, (2, HEAD), window=100),
         PartSpec("conv.01", PartKind.POINT, 1, "f32", (3,)),
     )
-    if "bf16x" in (type_k, type_v):
-        raise ConfigError("no such rows")
     rotated = {spec.name: 64 if ".k." in spec.name else 32 for spec in layout if spec.dtype.startswith("q")}
     return Form(layout, {"model": "b3-00", "type_k": type_k, "type_v": type_v}, rotated)
 

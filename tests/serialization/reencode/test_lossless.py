@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BlobMissing, ConfigError, Corrupt, LimitExceeded, NoCheckpoint
-from engine.state import NextLogits, PartKind, Pending, Provenance, Span, parts_of
+from engine.state import Layout, NextLogits, PartKind, Pending, Provenance, Span, parts_of
 from serialization.chunks import CHUNK_SIZES, read_header
 from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, RAW
@@ -21,6 +21,7 @@ from serialization.resume import can_resume_at, cut, first_new, resumable_length
 from serialization.snapshot import read_state, write_state
 from serialization.trim import trimmed
 from tests.serialization.states import (
+    ATTENTION,
     FOUR_KINDS,
     WINDOWED,
     CountingStore,
@@ -78,39 +79,41 @@ def test_there_and_back_is_where_it_began(length: int, size: int, other: int) ->
 
 
 @given(
+    st.sampled_from([ATTENTION, WINDOWED]),
     st.sampled_from(CHUNK_SIZES),
     st.integers(1, 900),
     st.lists(st.tuples(st.integers(1, 400), st.integers(0, 300)), min_size=1, max_size=4),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_session_goes_on_in_chunks_of_its_own_size(
-    size: int, length: int, turns: list[tuple[int, int]]
+    layout: Layout, size: int, length: int, turns: list[tuple[int, int]]
 ) -> None:
     """Turns are saved, each after taking back some of the tokens: a save writes what is new in chunks of
-    that size, names the others again, and all that was stored can be read."""
+    that size, names the others again, and what could be gone back to still can."""
     store = CountingStore()
-    first = state_of(length, WINDOWED)
-    written = write_state(store, trimmed(first, None, 0), None, 0, RAW)
-    manifest = reencode(store, manifest_of(first, written), store, Reencoding(chunk_tokens=size))
+    first = trimmed(state_of(length, layout), None, 0)
+    manifest = manifest_of(first, write_state(store, first, None, 0, RAW))
+    manifest = reencode(store, manifest, store, Reencoding(chunk_tokens=size))
+    lengths = [length]
     for more, back in turns:
         synced = max(0, manifest.length - back)
         if not can_resume_at(manifest, synced):
             synced = manifest.length
-        length = synced + more
-        whole = state_of(length, WINDOWED)
+        lengths = [each for each in lengths if each <= synced]
+        whole = state_of(synced + more, layout)
         since = first_new(manifest, whole.tokens, whole.spans, synced)
-        assert since == synced // size * size or since in (synced, 0) or parts_of(WINDOWED, PartKind.WINDOW)
-        state = trimmed(state_of(length, WINDOWED, since=since), manifest, synced)
-        after = replace(
-            manifest_of(state, write_state(store, state, manifest, synced, RAW)), chunk_tokens=size
-        )
+        if layout == ATTENTION:
+            assert since == synced // size * size
+        state = trimmed(state_of(synced + more, layout, since=since), manifest, synced)
+        written = write_state(store, state, manifest, synced, RAW)
+        assert written.chunk_tokens == size
+        after = replace(manifest_of(state, written), chunk_tokens=size)
         assert after.encode()
-        kept = {chunk for chunk in manifest.chunks if chunk.stop <= since}
-        assert kept <= set(after.chunks)
-        expect_rows(read_state(store, after), length)
+        assert {chunk for chunk in manifest.chunks if chunk.stop <= since} <= set(after.chunks)
         manifest = after
-    for each in resumable_lengths(manifest):
-        expect_rows(read_state(store, manifest, each[-1]), each[-1])
+        lengths.append(manifest.length)
+        for each in lengths:
+            expect_rows(read_state(store, manifest, each), each)
 
 
 def test_what_need_not_change_is_carried_as_it_is() -> None:
@@ -327,6 +330,36 @@ def test_rows_that_were_given_up_stay_so() -> None:
     assert not any(chunk.blobs for chunk in made.chunks)
     (again,) = [item for item in plan_reencoding(bare, Reencoding()).items if item.fate is Fate.RECOMPUTED]
     assert again.what == "tokens from 0 on"
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_chunk_of_which_rows_are_missing_has_none(missing: int) -> None:
+    store = CountingStore()
+    state = state_of(1000, FOUR_KINDS[:5])
+    before = manifest_of(state, write_state(store, state, None, 0, RAW))
+    chunks = list(before.chunks)
+    chunks[missing] = replace(chunks[missing], blobs=())
+    left = replace(before, chunks=tuple(chunks))
+    assert resumable_lengths(left)[-1][-1] == 256 * missing
+    smaller = reencode(store, left, store, Reencoding(chunk_tokens=64))
+    assert resumable_lengths(smaller) == resumable_lengths(left)
+    for at in (100, 256)[: 2 * missing]:
+        expect_rows(read_state(store, smaller, at), at)
+    larger = reencode(store, left, store, Reencoding(chunk_tokens=512))
+    assert [bool(chunk.blobs) for chunk in larger.chunks] == [False, True]
+    items = plan_reencoding(left, Reencoding(chunk_tokens=512)).items
+    told = {item.what: item.fate for item in items}
+    assert told.get("256 lengths to cut back to") is (Fate.DROPPED if missing else None)
+
+
+@pytest.mark.parametrize(("size", "first"), [(64, 1199), (256, 1199), (1024, 1024), (4096, 0)])
+def test_a_resume_reads_what_its_next_save_writes_anew(size: int, first: int) -> None:
+    """The window rows of the last partial chunk, so that what could be gone back to still can."""
+    store = CountingStore()
+    state = state_of(1500, WINDOWED)
+    before = manifest_of(state, write_state(store, state, None, 0, RAW))
+    made = reencode(store, before, store, Reencoding(chunk_tokens=size))
+    assert read_state(store, made).rows_of(PartKind.WINDOW)[0].start == first
 
 
 def test_chunks_that_would_be_too_many_or_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
