@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,18 @@ class Ubatch:
 def split_simple(batch: Batch, max_ubatch: int) -> tuple[Ubatch, ...]:
     """Cuts of up to `max_ubatch` rows in the order of the batch."""
     cuts = [np.arange(at, min(at + max_ubatch, len(batch))) for at in range(0, len(batch), max_ubatch)]
+    return tuple(_ubatch(batch, rows) for rows in cuts)
+
+
+def split_apart(batch: Batch, cuts_of: Callable[[SeqId, int], Iterable[int]]) -> tuple[Ubatch, ...]:
+    """Ubatches of one sequence each, one sequence after the other: `cuts_of` a sequence and the number of its
+    rows says how many go into each."""
+    cuts = []
+    for seq, count in counts_of(batch):
+        rows, at = np.flatnonzero(batch.seqs == seq), 0
+        for length in cuts_of(seq, count):
+            cuts.append(rows[at : at + length])
+            at += length
     return tuple(_ubatch(batch, rows) for rows in cuts)
 
 

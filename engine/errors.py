@@ -11,7 +11,8 @@
     │   ├── WeightsRefused         13   a model file that is damaged or incomplete
     │   ├── DownloadFailed         14   a model could not be fetched
     │   ├── NoChatTemplate         15   chat asked of a model that has no template
-    │   └── TemplateRefused        16   a chat template that is broken or refuses these messages
+    │   ├── TemplateRefused        16   a chat template that is broken or refuses these messages
+    │   └── CacheRefused           17   a model of another library whose state cannot be held whole
     ├── EngineError                20
     │   ├── ContextFull            21   the sequence has no room for these tokens
     │   ├── NoSlot                 22   the cache has no free cells (or sequences) left
@@ -117,6 +118,10 @@ class NoChatTemplate(ModelError):
 
 class TemplateRefused(ModelError):
     exit_code = 16
+
+
+class CacheRefused(ModelError):
+    exit_code = 17
 
 
 class EngineError(TenutoError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,10 +19,12 @@ ENGINE_VERSION = "2"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model's parts came from: its name for people, and the digest of its weights."""
+    """Where a model's parts came from: its name for people, and the digest of its weights. `making` is what
+    decides its last bits beside the engine."""
 
     name: str
     weights_digest: str
+    making: Mapping[str, Value] = field(default_factory=dict)
 
 
 def row_meaning(needs: MemoryNeeds, rotated: Collection[str], type_k: str, type_v: str) -> dict[str, Value]:
@@ -44,12 +46,12 @@ def is_of_rows(field: str) -> bool:
 
 
 def fingerprint(
-    model: Model, memory: Memory, config: ResolvedConfig, weights_digest: str, tokenizer_digest: str
+    model: Model, memory: Memory, config: ResolvedConfig, source: Source, tokenizer_digest: str
 ) -> Fingerprint:
     """See `Fingerprint`: digests of content, never paths or times."""
     return Fingerprint(
         meaning={
-            "weights": weights_digest,
+            "weights": source.weights_digest,
             "tokenizer": tokenizer_digest,
             **row_meaning(model.needs, memory.rotated, config.type_k, config.type_v),
             **model.meaning,
@@ -63,6 +65,7 @@ def fingerprint(
             "dtype": str(config.dtype).removeprefix("torch."),
             **({"deterministic": True} if config.deterministic else {}),
             **({"tp": config.tp} if config.tp > 1 else {}),
+            **source.making,
         },
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from engine.admission import check_ids, check_room, check_state
-from engine.cache.memory import Memory
+from engine.cache.memory import Memory, MemorySpec
 from engine.cache.table import build_memory
 from engine.canary import canary_drift
 from engine.chooser import Chooser, Mask
@@ -63,8 +63,10 @@ class Engine:
         config: EngineConfig,
         source: Source,
         lead: Lead | None = None,
+        memory: Callable[[MemorySpec], Memory] = build_memory,
     ) -> None:
-        """`lead` has the other ranks of a model that is divided."""
+        """`lead` has the other ranks of a model that is divided. `memory` builds what a model needs that
+        brings its own."""
         self.tokenizer = tokenizer
         self.template = template
         self.model_name = source.name
@@ -73,12 +75,12 @@ class Engine:
         self._model = model
         self._lead = lead
         spec = memory_spec(model.needs, self.config)
-        self._memory: Memory = build_memory(spec) if lead is None else lead.memory(spec)
+        self._memory: Memory = memory(spec) if lead is None else lead.memory(spec)
         self._slots = Slots(self._memory, self.config.num_seqs, self.unsay)
         self._core = Core(source.name, model, tokenizer, self.config, self._memory, self._slots)
         self._device_states = DeviceStates(self.config.device_state_bytes)
         self.fingerprint: Fingerprint = fingerprint(
-            model, self._memory, self.config, source.weights_digest, tokenizer.digest
+            model, self._memory, self.config, source, tokenizer.digest
         )
 
     def speculate(self, drafter: Drafter, most: int, trunk: Trunk | None = None) -> None:

@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import SessionExists, SessionNotFound
 from engine.generation import Cancel
 from engine.loader import load_engine
+from engine.runner import Engine
 from engine.state import SamplerParams
 from sessions import names
 from sessions.answer import Answer
@@ -135,8 +136,20 @@ class Manager(Conversations):
         made ready here, which may take some time: ModelNotFound, WeightsRefused, ConfigError, NameRefused,
         StoreUnavailable, SealRefused and others are raised here."""
         loaded = load_engine(model, engine or EngineConfig(num_seqs=16))
+        return cls.over(loaded, store, config, tenant, keyring)
+
+    @classmethod
+    def over(
+        cls,
+        engine: Engine,
+        store: str | Path,
+        config: BackendConfig | None = None,
+        tenant: str = "default",
+        keyring: Keyring | None = None,
+    ) -> Self:
+        """The same with an engine that is there already. It is the manager's from now on: `close` ends it."""
         address = os.fspath(store)
-        backend = Backend(loaded, lambda name: open_store(address, name, keyring=keyring), config)
+        backend = Backend(engine, lambda name: open_store(address, name, keyring=keyring), config)
         manager = cls(backend, tenant)
         try:
             backend.manager(tenant)

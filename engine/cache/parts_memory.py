@@ -13,12 +13,13 @@ import torch
 
 from engine.batch import Batch, Ints, Ubatch, counts_of, split_equal, split_placed, split_simple
 from engine.cache.cells import CellTable, Move
+from engine.cache.checks import check_points
 from engine.cache.memory import MemorySpec
 from engine.cache.parts import Parts, RowsPart, Tables
 from engine.cache.plan import PartsPlan, Undo
 from engine.cache.points import Checkpoints, Frozen
 from engine.cache.rows import Slot
-from engine.cache.snapshots import check_points, restore_parts, snapshot_rows
+from engine.cache.snapshots import restore_parts, snapshot_rows
 from engine.cache.trail import Steps, Trails
 from engine.cache.view import PartsView
 from engine.errors import BatchRefused, EditRefused
@@ -383,7 +384,7 @@ class PartsMemory:
     ) -> None:
         self._idle()
         length, before = len(tokens), self._freeze(seq)
-        frozen = check_points(self._parts, points, length)
+        frozen = check_points(tuple(part.spec for part in self._parts.points.values()), points, length)
         try:
             self._set_points(seq, frozen.get(length))
             restore_parts(self._parts, self._tables, seq, tokens, rows, self._needed_from(length))

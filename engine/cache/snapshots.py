@@ -11,12 +11,12 @@ import torch
 
 from engine.batch import Bools, Ints
 from engine.cache.cells import CellTable, anyone
+from engine.cache.checks import check_rows, check_runs
 from engine.cache.parts import BlocksPart, Parts, RowsPart, Tables
 from engine.cache.plan import Undo
-from engine.cache.points import Frozen
 from engine.cache.rows import Slot
 from engine.errors import StateError
-from engine.state import PartKind, Point, Rows, Run, SeqId
+from engine.state import PartKind, Rows, Run, SeqId
 
 Stored = RowsPart | BlocksPart
 
@@ -60,9 +60,8 @@ def restore_parts(
         raise StateError(f"the state has {', '.join(sorted(unknown))} rows, which this memory has not")
     firsts: dict[PartKind, int] = {}
     for kind in sorted(known):
-        members = tuple(part for part in parts.stored if part.spec.kind is kind)
         runs = tuple(run for run in rows if run.kind is kind)
-        firsts[kind] = _check_runs(members, runs, length, needed_from if kind is PartKind.WINDOW else 0)
+        firsts[kind] = check_runs(kind, runs, length, needed_from if kind is PartKind.WINDOW else 0)
     undo = Undo()
     owners = [(table, table.owners[seq].copy()) for table, _ in tables]
     held = {id(table): anyone(table.owners) for table, _ in tables}
@@ -130,7 +129,7 @@ def _fill(
         undo.metadata.append((each.table, each.table.occupy(each.cells, seqs, positions, ids[last], None)))
     for run in rows:
         members, read = _members(parts, run.kind), run.parts
-        _check_parts(members, run, read)
+        check_rows(tuple(part.spec for part in members), run, read)
         slots: dict[int, Slot] = {}
         for part, stored in zip(members, read, strict=True):
             key = id(part.table)
@@ -147,33 +146,6 @@ def _members(parts: Parts, kind: PartKind) -> tuple[Stored, ...]:
     return tuple(part for part in parts.stored if part.spec.kind is kind)
 
 
-def _check_runs(members: Sequence[Stored], runs: Sequence[Run], length: int, latest: int) -> int:
-    """The first position that `runs` cover. Raises StateError unless they are consecutive, begin at `latest`
-    or before, and end at `length`."""
-    kind = members[0].spec.kind
-    at = runs[0].start if runs else length
-    if at > latest:
-        raise StateError(f"{kind} rows are needed from {latest} on, and there are none before {at}")
-    first = at
-    for run in runs:
-        if run.start != at or run.stop < run.start:
-            raise StateError(f"{kind} rows [{run.start}, {run.stop}) do not follow those up to {at}")
-        at = run.stop
-    if at != length:
-        raise StateError(f"{kind} rows end at {at}, and there are {length} tokens")
-    return first
-
-
-def _check_parts(members: Sequence[Stored], run: Run, read: Sequence[torch.Tensor]) -> None:
-    """Raises StateError unless there are as many rows of every part as `run` is of."""
-    if len(read) != len(members):
-        raise StateError(f"{run.kind} rows have {len(read)} parts, not {len(members)}")
-    for part, stored in zip(members, read, strict=True):
-        shape = (part.spec.num_rows(run.start, run.stop), part.spec.row_nbytes)
-        if stored.dtype != torch.uint8 or tuple(stored.shape) != shape:
-            raise StateError(f"part {part.spec.name}: {stored.dtype} {tuple(stored.shape)}, not {shape}")
-
-
 def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:
     """How far back to keep window rows that go back to `first`: what is needed, and what else fits; where
     rows get dropped anyway, into the sequence's share."""
@@ -181,26 +153,3 @@ def _first_kept(table: CellTable, first: int, latest: int, length: int) -> int:
     if table.window is not None:
         room = min(room, table.num_cells // table.num_seqs)
     return max(first, min(latest, length - room))
-
-
-def check_points(parts: Parts, points: Sequence[Point], length: int) -> dict[int, Frozen]:
-    """The point states by position. Raises StateError unless each has the parts of this memory, they come in
-    order, within the state, and one is of its end where there are tokens."""
-    specs = [part.spec for part in parts.points.values()]
-    if points and not specs:
-        raise StateError("the state has point parts, which this memory has not")
-    frozen: dict[int, Frozen] = {}
-    last = 0
-    for point in points:
-        if not last < point.position <= length:
-            raise StateError(f"point state at {point.position} of {length} tokens, behind that at {last}")
-        last = point.position
-        if len(point.parts) != len(specs):
-            raise StateError(f"point state has {len(point.parts)} parts, not {len(specs)}")
-        for spec, stored in zip(specs, point.parts, strict=True):
-            if stored.dtype != torch.uint8 or tuple(stored.shape) != (spec.row_nbytes,):
-                raise StateError(f"part {spec.name}: {stored.dtype} {tuple(stored.shape)} at one position")
-        frozen[point.position] = point.parts
-    if specs and length and length not in frozen:
-        raise StateError(f"the state has {length} tokens, and no point state at their end")
-    return frozen
