@@ -31,6 +31,7 @@ from sessions.api import Ask, ChatMessage, EngineConfig, Manager, Reason, Sample
 from sessions.names import new_session_id
 from sessions.service.backend import Backend
 from sessions.stores.disk import DiskStore
+from tests.engine.hosted import folders
 from tests.faults import FaultyStore
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.sealing import NAME, files, found_in, ring
@@ -56,6 +57,7 @@ def test_the_page_does_as_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").symlink_to(tiny_path)
+    folders.write(Path("my-model"))
     assert len(examples()) >= 8
     for number, example in enumerate(examples()):
         names: dict[str, object] = {"__name__": f"example {number}"}

@@ -200,6 +200,14 @@ def test_a_context_is_never_shifted() -> None:
     assert engine.length(seq) == 10
 
 
+def test_rows_are_not_made_anew_or_brought_in_from_elsewhere() -> None:
+    engine = hosted(tiny("llama"))
+    with pytest.raises(Unsupported, match="of another library's making"):
+        engine.form("q8_0", "q8_0")
+    with pytest.raises(Unsupported, match="of another library's making"):
+        _ = engine.remembered
+
+
 def test_nobody_else_needs_transformers() -> None:
     line = (
         "import sys, engine.runner, engine.loader, engine.shared, sessions.api, sessions.manager, cli.main\n"

@@ -46,5 +46,9 @@ def resumed(address: str, family: str) -> list[object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    answer = {f"{family} {number}": resumed(at, family) for family in FAMILIES for number, at in enumerate(sys.argv[1:])}
+    answer = {
+        f"{family} {number}": resumed(at, family)
+        for family in FAMILIES
+        for number, at in enumerate(sys.argv[1:])
+    }
     print(json.dumps(answer))

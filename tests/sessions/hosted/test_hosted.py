@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,16 @@ def load(folder: Path, **given: Any) -> Engine:
 
 
 @pytest.fixture
-def store() -> Iterator[MemoryStore]:
-    yield MemoryStore()
+def store() -> MemoryStore:
+    return MemoryStore()
 
 
 # --- conversations --------------------------------------------------------------------------------
 
 
-def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(folder: Path, tmp_path: Path) -> None:
+def test_a_conversation_goes_on_after_a_restart_as_if_there_had_been_none(
+    folder: Path, tmp_path: Path
+) -> None:
     with Manager.over(load(folder), tmp_path / "one") as manager, manager.session("tea") as chat:
         whole = [chat.send(text, SHORT).read() for text in ("Green?", "Why?", "And black?")]
     heard = []
@@ -195,7 +196,9 @@ def test_another_process_goes_on_bit_for_bit_from_disk_and_from_redis(
 def test_our_engine_and_a_hosted_one_of_the_same_weights_refuse_each_other(
     folder: Path, tmp_path: Path
 ) -> None:
-    ours = load_engine(folder, EngineConfig(n_ctx=2048, num_cells=8192, dtype="f32", type_k="f32", type_v="f32"))
+    ours = load_engine(
+        folder, EngineConfig(n_ctx=2048, num_cells=8192, dtype="f32", type_k="f32", type_v="f32")
+    )
     engines = {"ours": ours, "theirs": load(folder)}
     for mine, other in (("ours", "theirs"), ("theirs", "ours")):
         store = DiskStore(tmp_path / mine, "default")
@@ -218,7 +221,9 @@ def test_our_engine_and_a_hosted_one_of_the_same_weights_refuse_each_other(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bamba"])
-def test_another_way_to_compute_attention_is_believed_after_the_canary(family: str, store: MemoryStore) -> None:
+def test_another_way_to_compute_attention_is_believed_after_the_canary(
+    family: str, store: MemoryStore
+) -> None:
     sdpa, eager = tiny(family), tiny(family)
     eager.set_attn_implementation("eager")
     engine = hosted(sdpa)
