@@ -7,6 +7,7 @@
 #   make check      format, lint, types, floors
 #   make test-all   the tests with the slow ones
 #   make workers    the service on many processes and real Redis servers that are killed, at full size (half an hour)
+#   make llama      what goes to llama.cpp and comes from it, with llama-cpp-python (builds it once: ten minutes)
 #   make bench      figures, one JSON line each
 #   make images     regenerate the docs' pictures of the page
 #   make docs       regenerate what is made from the code: the command line's reference, the list of modules
@@ -20,7 +21,7 @@ JOBS   ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help setup models chromium demo test test-all workers check bench docs images clean
+.PHONY: help setup models chromium demo test test-all workers llama check bench docs images clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +59,16 @@ test-all: models chromium
 # Prints what it saw, a line of JSON for each part.
 workers: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m slow tests/sessions/service/test_workers.py tests/sessions/service/test_failovers.py
+
+# In an environment of its own: it is no part of what tenuto needs.
+LLAMA := .venv-llama
+$(LLAMA)/.installed:
+	$(PYTHON) -m venv --clear $(LLAMA)
+	$(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check llama-cpp-python==0.3.36
+	@touch $@
+
+llama: models $(LLAMA)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sessions/migrate/test_llama_cpp.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

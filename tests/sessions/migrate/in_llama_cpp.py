@@ -29,6 +29,8 @@ class Context:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         model = llama_cpp.llama_model_load_from_file(said["model"].encode(), params)
+        if not model:
+            raise SystemExit("the model was not loaded")
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx = said["n_ctx"]
         settings.n_batch = settings.n_ubatch = 512
