@@ -88,8 +88,8 @@ def _ways(head: Head, geometry: Geometry) -> Iterator[tuple[Grammar, bool]]:
 
 
 def _refusal(failures: list[tuple[str, StateError]], stamped: bool) -> StateError:
-    """One failure as it is; of several the one that is no doubt about the layout, or all in one line."""
-    if len(failures) == 1:
+    """What all failed at; else the one that is no doubt about the layout, or all of them in one line."""
+    if len({str(error) for _, error in failures}) == 1:
         return failures[0][1]
     for _, error in failures:
         if isinstance(error, UnknownFeature):
