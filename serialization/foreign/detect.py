@@ -14,7 +14,7 @@ import torch
 from engine.errors import AmbiguousFormat, StateError, UnknownFeature, UnknownFormat
 from serialization.foreign.cursor import Bytes, writable
 from serialization.foreign.files import MAGICS, Head, LlamaFile, bare_heads, read_body, read_head
-from serialization.foreign.foreign_state import ForeignPoint, ForeignRows, ForeignState
+from serialization.foreign.foreign_state import ForeignCells, ForeignRows, ForeignState
 from serialization.foreign.geometry import Geometry
 from serialization.foreign.grammar import Grammar
 from serialization.foreign.sequences import sequence_of, sequences_in
@@ -100,24 +100,20 @@ def _refusal(failures: list[tuple[str, StateError]], stamped: bool) -> StateErro
 
 
 def _same(a: ForeignState, b: ForeignState) -> bool:
-    """Whether two readings mean the same."""
-    if a.tokens != b.tokens or len(a.caches) != len(b.caches) or (a.point is None) != (b.point is None):
+    """Whether two readings, by the same geometry, mean the same."""
+    if a.tokens != b.tokens or (a.point and a.point.position) != (b.point and b.point.position):
         return False
-    if a.point is not None and b.point is not None and not _same_point(a.point, b.point):
-        return False
-    return all(
-        np.array_equal(mine.positions, other.positions) and _same_rows(mine.rows, other.rows)
-        for mine, other in zip(a.caches, b.caches, strict=True)
+    return all(map(_same_cells, a.caches, b.caches)) and _same_rows(
+        a.point.rows if a.point else (), b.point.rows if b.point else ()
     )
 
 
-def _same_point(a: ForeignPoint, b: ForeignPoint) -> bool:
-    return a.position == b.position and _same_rows(a.rows, b.rows)
+def _same_cells(a: ForeignCells, b: ForeignCells) -> bool:
+    return np.array_equal(a.positions, b.positions) and _same_rows(a.rows, b.rows)
 
 
 def _same_rows(a: tuple[ForeignRows, ...], b: tuple[ForeignRows, ...]) -> bool:
-    return len(a) == len(b) and all(
-        (mine.layer, mine.tensor, mine.dtype) == (other.layer, other.tensor, other.dtype)
-        and torch.equal(mine.data, other.data)
+    return all(
+        mine.dtype == other.dtype and torch.equal(mine.data, other.data)
         for mine, other in zip(a, b, strict=True)
     )

@@ -13,12 +13,13 @@ from serialization.foreign import detect
 from serialization.foreign.containers import FORM, NEWEST, Form, write_container, write_sequence_file
 from serialization.foreign.detect import read_files, read_llama, sniff
 from serialization.foreign.files import Container
-from serialization.foreign.foreign_state import Rotation, ValueOrder
+from serialization.foreign.foreign_state import ForeignState, Rotation, ValueOrder
 from serialization.foreign.geometry import Geometry
 from serialization.foreign.grammar import BY_NAME, GRAMMARS, Scope, grammars_of
 from tests.golden.llama import (
     AT,
     IDS,
+    POINT,
     Kv,
     i32,
     name_of,
@@ -45,18 +46,47 @@ def test_a_file_of_several_sequences_asks_which() -> None:
     assert caught.value.details["sequences"] == (0, 3)
 
 
-def test_readings_that_mean_different_things_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_as(first: bytes, other: bytes, geometry: Geometry, monkeypatch: pytest.MonkeyPatch) -> ForeignState:
     """No bytes are known that two layouts read differently: two readings are put in their place."""
-    files = [*read_files(golden("plain.3"), PLAIN), *read_files(golden("plain.2c-one-token"), PLAIN)]
+    files = [read_files(each, geometry)[0] for each in (first, other)]
     monkeypatch.setattr(detect, "read_files", lambda buffer, geometry: files)
-    with pytest.raises(AmbiguousFormat, match="as layout 3 and as 2c"):
-        read_llama(b"", PLAIN)
+    return read_llama(b"", geometry)
 
 
-def test_readings_that_mean_the_same_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [*read_files(golden("plain.3"), PLAIN), *read_files(golden("plain.2b"), PLAIN)]
-    monkeypatch.setattr(detect, "read_files", lambda buffer, geometry: files)
-    assert read_llama(b"", PLAIN).layout == "3"
+#: (model, two files of it that differ in one thing alone)
+DIFFERING = {
+    "tokens": ("plain", golden("plain.3"), golden("plain.3-one-id-more")),
+    "positions": ("plain", golden("plain.3"), golden("plain.3-any-order")),
+    "rows": ("plain", golden("plain.3"), golden("plain.3")[:-1] + b"\0"),
+    "types": ("plain", golden("plain.3-f16"), golden("plain.3-bf16")),
+    "where the state is": (
+        "recurrent",
+        sequence_file(3, IDS, POINT),
+        sequence_file(3, IDS, replace(POINT, cells=((3, ()),))),
+    ),
+    "the state": ("recurrent", golden("recurrent.3"), golden("recurrent.3")[:-1] + b"\0"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERING)
+def test_readings_that_mean_different_things_are_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, first, other = DIFFERING[what]
+    with pytest.raises(AmbiguousFormat, match="as layout 3 and as 3, which mean different things"):
+        read_as(first, other, GEOMETRIES[model], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ("plain.3", "plain.2b"),
+        ("plain.3", "plain.3-transposed"),
+        ("hybrid.3", "hybrid.10"),
+        ("iswa.3", "iswa.2c"),
+    ],
+)
+def test_readings_that_mean_the_same_are_one(first: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GEOMETRIES[first.split(".")[0]]
+    assert read_as(golden(first), golden(other), model, monkeypatch).layout == "3"
 
 
 @pytest.mark.parametrize("scope", Scope)
@@ -78,7 +108,9 @@ def test_the_version_table_has_every_layout_once_and_the_older_first() -> None:
 
 @pytest.mark.parametrize("name", ["plain.10", "plain.9b"])
 def test_a_session_of_another_architecture_is_another_models(name: str) -> None:
-    with pytest.raises(FingerprintMismatch, match="^the state is of a llama model, and the model is gemma3$"):
+    with pytest.raises(
+        FingerprintMismatch, match=r"^the state is of a llama model, and the model is gemma3$"
+    ):
         read_llama(golden(name), replace(PLAIN, architecture="gemma3"))
 
 

@@ -128,6 +128,17 @@ def test_values_of_another_size_are_refused_however_they_lie() -> None:
             read_llama(sequence_file(3, IDS, kv), MODEL)
 
 
+def test_transposed_values_are_plain_and_as_many_and_as_large_as_the_models() -> None:
+    data = golden("plain.3-transposed")
+    at = data.index(u32(1, 2, 32))  # f16, two bytes, 32 values
+    for where, value in ((at, 8), (at, 0), (at + 4, 4), (at + 8, 16)):
+        with pytest.raises(Corrupt, match="transposed v of layer 0"):
+            read_llama(word_at(data, where, value), MODEL)
+    blocks = word_at(word_at(data, at, 8), at + 4, 34)  # q8_0, as large as its block
+    with pytest.raises(Corrupt, match="transposed v of layer 0"):
+        read_llama(blocks, MODEL)
+
+
 def test_a_failure_of_several_layouts_says_what_each_failed_at() -> None:
     data = word_at(golden("plain.2c"), 8 + 4 + 12 + 4 + 4, 7_777)
     with pytest.raises(Corrupt, match="no layout fits") as caught:
@@ -245,6 +256,8 @@ def test_as_many_streams_and_owners_as_llama_cpp_has_at_most_are_read() -> None:
     assert sequences(sequence_file(3, IDS, last), MODEL) == (255,)
     shared = replace(PLAIN, cells=(owned(AT, *range(256)),))
     assert sequences(session_file(10, IDS, name_of("llama"), shared), MODEL) == tuple(range(256))
+    unlike = replace(PLAIN, cells=((*owned((0,), *range(256)), *owned((1,), 7)),))
+    assert len(sequences(session_file(10, IDS, name_of("llama"), unlike), MODEL)) == 256
     many = replace(PLAIN, cells=(owned((0,), *range(256), 0),))
     with pytest.raises(Corrupt, match="a cell of 257 owners"):
         read_llama(session_file(10, IDS, name_of("llama"), many), MODEL)
