@@ -100,6 +100,9 @@ def row_types_of(engine: Verbs) -> dict[str, str]:
 
 def _items(examined: Examined) -> Iterator[Item]:
     yield Item(Fate.KEPT, "token ids", len(examined.tokens), "they are the conversation")
+    count = len(examined.messages)
+    found = "found by the chat template" if count else "it is no chat by the model's template: its text stays"
+    yield Item(Fate.KEPT, "messages", count, found)
     length = 0 if examined.rows is None else examined.rows.length
     for change in examined.conversion.changes:
         yield Item(_FATES[change.fate], change.what, max(length, 1), _why(change))

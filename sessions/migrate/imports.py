@@ -8,7 +8,7 @@ could be taken, the model reads the token ids of the file anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -40,7 +40,9 @@ from serialization.manifest import Message
 from sessions.manager import SessionManager
 from sessions.migrate.geometry import geometry_of, own_geometry_of, target_of
 from sessions.migrate.proof import Proof, let_go, prove
+from sessions.migrate.spoken import messages_of
 from sessions.session import SessionInfo
+from sessions.turns import title_of_all
 
 
 class Taking(StrEnum):
@@ -55,21 +57,22 @@ class Taking(StrEnum):
 class Wish:
     """What the person who imports says of it. `tokens` are the ids, in place of those that the file lists:
     of its rows, and perhaps of what follows. `rotation` says whether quantized rows are Hadamard-rotated,
-    where the file does not; both are tried where nobody does. `messages` say what was said (see
-    `Message`)."""
+    where the file does not; both are tried where nobody does. `messages` say what was said; where
+    nobody says it, the chat template tells it (`spoken.py`)."""
 
     name: str | None = None
     title: str = ""
     tokens: tuple[int, ...] | None = None
     rotation: Rotation | None = None
     taking: Taking = Taking.PROVEN
-    messages: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
     """What an import would do, and nothing done yet. `rows` are those that would be taken, None where the
-    model would read all `tokens`. `conversion` says what becomes of what is in the file. `rotation` is the
+    model would read all `tokens`. `messages` are those of a chat; without any, the session's text can be
+    gone on with, but not as a chat. `conversion` says what becomes of what is in the file. `rotation` is the
     one that was found."""
 
     tokens: tuple[int, ...]
@@ -78,6 +81,7 @@ class Examined:
     rotation: Rotation
     brought: Brought
     conversion: Conversion
+    messages: tuple[Message, ...] = ()
 
     @property
     def num_read(self) -> int:
@@ -109,21 +113,9 @@ def examine(engine: Verbs, state: ForeignState, wish: Wish) -> Examined:
     Raises UsageError where token ids are missing, Unproven where the model computes other rows, Corrupt,
     FingerprintMismatch and Unsupported where the rows are no conversation of this model, ContextFull, NoSlot.
     """
-    tokens = _tokens(engine, state, wish)
-    if wish.taking is Taking.REREAD or not state.length:
-        return _reread(state, tokens, "it was asked so" if state.length else "there are none")
-    try:
-        found = _candidates(engine, state, wish.rotation)
-    except Unsupported as error:
-        return _reread(state, tokens, str(error))
-    if parts_of(engine.remembered.layout, PartKind.POINT):
-        (_, rows), *_ = found
-        if wish.taking is Taking.TRUSTED and rows.points and len(tokens) > rows.length:
-            return _trusted(state, tokens, *found[0], None)
-        return _reread(state, tokens, "recurrent state cannot go back a token, so nothing could prove it")
-    if wish.taking is Taking.TRUSTED:
-        return _trusted(state, tokens, *found[0], _asked(engine, state, found[0][1], tokens))
-    return _proven(engine, state, tokens, found)
+    examined = _examined(engine, state, wish, _tokens(engine, state, wish))
+    found = messages_of(engine, examined.tokens) if wish.messages is None else wish.messages
+    return replace(examined, messages=found)
 
 
 def take_in(
@@ -131,12 +123,12 @@ def take_in(
 ) -> Imported:
     """The session of what was examined. Raises as `SessionManager.create` and `save`, ContextFull, NoSlot."""
     engine = manager.engine
-    session = manager.create(wish.name, wish.title)
+    session = manager.create(wish.name, wish.title or title_of_all(examined.messages))
     try:
         session.brought = examined.brought
         seq = _live(engine, examined, progress)
         try:
-            manager.save(session, seq, wish.messages)
+            manager.save(session, seq, examined.messages)
         finally:
             let_go(engine, seq)
     finally:
@@ -156,6 +148,23 @@ def row_types(state: ForeignState) -> dict[str, str]:
 
 
 # --- what can be taken ------------------------------------------------------------------------------
+
+
+def _examined(engine: Verbs, state: ForeignState, wish: Wish, tokens: tuple[int, ...]) -> Examined:
+    if wish.taking is Taking.REREAD or not state.length:
+        return _reread(state, tokens, "it was asked so" if state.length else "there are none")
+    try:
+        found = _candidates(engine, state, wish.rotation)
+    except Unsupported as error:
+        return _reread(state, tokens, str(error))
+    if parts_of(engine.remembered.layout, PartKind.POINT):
+        (_, rows), *_ = found
+        if wish.taking is Taking.TRUSTED and rows.points and len(tokens) > rows.length:
+            return _trusted(state, tokens, *found[0], None)
+        return _reread(state, tokens, "recurrent state cannot go back a token, so nothing could prove it")
+    if wish.taking is Taking.TRUSTED:
+        return _trusted(state, tokens, *found[0], _asked(engine, state, found[0][1], tokens))
+    return _proven(engine, state, tokens, found)
 
 
 def _tokens(engine: Verbs, state: ForeignState, wish: Wish) -> tuple[int, ...]:

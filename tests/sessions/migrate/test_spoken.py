@@ -1,0 +1,89 @@
+"""Who said what is found in the ids of a conversation, or it is said to be none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from engine.runner import Engine
+from serialization.manifest import Message
+from sessions.conversation import Conversation, Reply
+from sessions.manager import SessionManager
+from sessions.migrate.imports import Wish, import_foreign
+from sessions.migrate.spoken import messages_of
+from sessions.stores.memory import MemoryStore
+from tests.sessions.conftest import MakeEngine
+from tests.sessions.migrate.files import foreign_of
+
+USER, REPLY = ("user", "Why is it so?"), ("assistant", "Because of that.")
+Said = list[tuple[str, str]]
+
+
+def rendered(engine: Engine, said: Said, reply: bool) -> tuple[int, ...]:
+    assert engine.template is not None
+    messages = [{"role": role, "content": text} for role, text in said]
+    return tuple(engine.tokenizer.encode_pieces(engine.template.render(messages, reply)))
+
+
+def words(messages: tuple[Message, ...]) -> Said:
+    return [(message.role, message.text) for message in messages]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [USER],
+        [USER, REPLY],
+        [("system", "Be brief."), USER, REPLY],
+        [USER, REPLY, ("user", "And then?"), ("assistant", "Nothing."), USER],
+        [("user", "What is <|im_end|> for?"), ("assistant", "It ends what is said: ☂")],
+        [("user", "several\n\nlines\n"), REPLY],
+    ],
+    ids=str,
+)
+def test_what_was_said_is_found(engine: Engine, said: Said) -> None:
+    ids = rendered(engine, said, said[-1][0] == "user")
+    messages = messages_of(engine, ids)
+    assert words(messages) == said
+    assert messages[0].start == 0
+    assert messages[-1].stop == len(ids)
+    assert all(a.stop == b.start for a, b in pairwise(messages))
+
+
+def test_a_reply_that_is_not_at_its_end_is_found(engine: Engine) -> None:
+    ids = rendered(engine, [USER, REPLY], False)
+    assert words(messages_of(engine, ids[:-6])) == [USER, ("assistant", "Because of ")]
+
+
+def test_a_reply_has_the_ids_of_its_words(engine: Engine) -> None:
+    ids = rendered(engine, [USER, REPLY, USER], True)
+    _, reply, _ = messages_of(engine, ids)
+    assert engine.tokenizer.decode(ids[reply.start : reply.stop]) == REPLY[1]
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", "<|im_start|>", ""])
+def test_a_text_is_no_conversation(engine: Engine, text: str) -> None:
+    assert messages_of(engine, engine.tokenizer.encode(text)) == ()
+
+
+def test_without_a_template_there_is_none(engine: Engine) -> None:
+    ids = rendered(engine, [USER, REPLY], False)
+    engine.template = None
+    assert messages_of(engine, ids) == ()
+
+
+def test_a_chat_of_another_system_goes_on_as_a_chat(make_engine: MakeEngine) -> None:
+    """Not one id of it is read again."""
+    engine = make_engine(type_k="f32", type_v="f32")
+    ids = rendered(engine, [USER, REPLY], False)
+    manager = SessionManager(MemoryStore(), engine)
+    import_foreign(manager, foreign_of(engine, ids), Wish("chat"))
+    assert manager.manifest("chat").title == USER[1]
+    chat = Conversation.open(manager, "chat")
+    list(chat.say("And then?", Reply(max_tokens=3)))
+    chat.close()
+    manifest = manager.manifest("chat")
+    assert manifest.tokens[: len(ids)] == ids
+    assert manifest.spans[0].stop == len(ids)
+    assert [message.role for message in manifest.messages] == ["user", "assistant", "user", "assistant"]
