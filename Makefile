@@ -68,7 +68,7 @@ $(LLAMA)/.installed:
 	@touch $@
 
 llama: models $(LLAMA)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sessions/migrate/test_llama_cpp.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sessions/migrate/test_llama_cpp.py tests/serialization/foreign/test_llama_cpp_states.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
