@@ -8,6 +8,7 @@
 #   make test-all   the tests with the slow ones
 #   make workers    the service on many processes and real Redis servers that are killed, at full size (half an hour)
 #   make llama      what goes to llama.cpp and comes from it, with llama-cpp-python (builds it once: ten minutes)
+#   make fuzz       wrong files for every reader of other systems' files, ten minutes each (FUZZ_SECONDS=60: one)
 #   make bench      figures, one JSON line each
 #   make images     regenerate the docs' pictures of the page
 #   make docs       regenerate what is made from the code: the command line's reference, the list of modules
@@ -18,10 +19,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
+FUZZ_SECONDS ?= 600
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help setup models chromium demo test test-all workers llama check bench docs images clean
+.PHONY: help setup models chromium demo test test-all workers llama check fuzz bench docs images clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,6 +77,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A line of JSON for each reader. What breaks a law is written to the folder `findings`.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.serialization.foreign.fuzz --seconds $(FUZZ_SECONDS)
 
 bench: models
 	$(BIN)/python -m benchmarks

@@ -7,6 +7,7 @@ of the scales.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,54 +22,61 @@ _WORD_BITS = 32
 _GROUPS = (32, 64, 128)
 
 
-def dequantized(packed: Array, scales: Floats, biases: Floats, bits: int, group: int) -> Floats:
-    """Values [..., size] in the dtype of the scales, of `packed` uint32 [..., size * bits / 32], the first in
-    the lowest bits, with `scales` and `biases` [..., size / group].
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Keys or values [heads, slots, size] in the dtype of the scales. `packed`: uint32 [heads, slots, words],
+    the first value in the lowest bits. `scales`, `biases`: [heads, slots, size / group].
 
     Raises UnknownFeature for other bits or groups than are read, Corrupt where the three do not fit together.
     """
-    if bits not in _READ or group not in _GROUPS or scales.dtype not in _READ[bits]:
-        raise UnknownFeature(
-            f"a cache quantized to {bits} bits in groups of {group} with {scales.dtype} scales is not read:"
-            " dequantize it in mlx (mlx.core.dequantize) into a KVCache and save that"
+
+    packed: Array
+    scales: Floats
+    biases: Floats
+    bits: int
+    group: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in _READ or self.group not in _GROUPS or self.dtype not in _READ[self.bits]:
+            raise UnknownFeature(
+                f"a cache quantized to {self.bits} bits in groups of {self.group} with {self.dtype} scales is"
+                " not read: dequantize it in mlx (mlx.core.dequantize) into a KVCache and save that"
+            )
+        heads, slots, size = self.shape
+        if self.packed.dtype != np.uint32 or size % self.group or self.biases.dtype != self.dtype:
+            raise Corrupt("a quantized cache: packed values, scales and biases do not fit together")
+        if not self.scales.shape == self.biases.shape == (heads, slots, size // self.group):
+            raise Corrupt(f"a quantized cache: {size} values in groups of {self.group} have other scales")
+
+    @property
+    def dtype(self) -> str:
+        return self.scales.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        heads, slots, words = self.packed.shape
+        return heads, slots, words * _WORD_BITS // self.bits
+
+    def rows(self, start: int, stop: int) -> Array:
+        heads, _, size = self.shape
+        values = np.empty((stop - start, heads, size), _STORED[self.dtype])
+        for head in range(heads):
+            values[:, head] = self._head(head, slice(start, stop))
+        return values
+
+    def _head(self, head: int, slots: slice) -> Array:
+        """[slots, size] of one head."""
+        shifts = np.arange(0, _WORD_BITS, self.bits, dtype=np.uint32)
+        levels = (self.packed[head, slots, :, None] >> shifts) & np.uint32(2**self.bits - 1)
+        wide = levels.reshape(len(levels), -1, self.group).astype(np.float32)
+        scales, biases = (
+            _wide(each.values[head, slots, :, None], self.dtype) for each in (self.scales, self.biases)
         )
-    *outer, words = packed.shape
-    size = words * _WORD_BITS // bits
-    expected = (*outer, size // group)
-    if packed.dtype != np.uint32 or size % group or scales.dtype != biases.dtype:
-        raise Corrupt(
-            "a quantized cache: packed values, scales and biases are of dtypes or sizes that do not fit"
-        )
-    if scales.values.shape != expected or biases.values.shape != expected:
-        raise Corrupt(
-            f"a quantized cache: scales of shape {expected} are expected, not {scales.values.shape}"
-        )
-    # By row, so that no more is held in float32 than one head of one layer.
-    values = np.empty((*outer, size), _STORED[scales.dtype])
-    for at in np.ndindex(*outer[:-1]):
-        values[at] = _head(packed[at], scales.values[at], biases.values[at], scales.dtype, bits, group)
-    return Floats(scales.dtype, values)
+        scaled = _wide(_narrow(scales * wide, self.dtype), self.dtype)
+        return _narrow(scaled + biases, self.dtype).reshape(len(levels), -1)
 
 
 _STORED: Mapping[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-
-#: Rows that are worked on at once.
-_STEP = 256
-
-
-def _head(packed: Array, scales: Array, biases: Array, dtype: str, bits: int, group: int) -> Array:
-    """[rows, size] of one head."""
-    rows, words = packed.shape
-    values = np.empty((rows, words * _WORD_BITS // bits), _STORED[dtype])
-    shifts = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
-    for start in range(0, rows, _STEP):
-        some = slice(start, start + _STEP)
-        levels = (packed[some][..., None] >> shifts) & np.uint32(2**bits - 1)
-        wide = levels.astype(np.float32).reshape(len(levels), -1, group)
-        scaled = _narrow(_wide(scales[some], dtype)[..., None] * wide, dtype)
-        shifted = _narrow(_wide(scaled, dtype) + _wide(biases[some], dtype)[..., None], dtype)
-        values[some] = shifted.reshape(len(levels), -1)
-    return values
 
 
 def _wide(values: Array, dtype: str) -> Array:

@@ -28,8 +28,13 @@ from serialization.foreign.geometry import (
     StateLayer,
     Window,
 )
-from serialization.foreign.held import Floats, Held, HeldRows, Run
+from serialization.foreign.held import Floats, Held, HeldRows, Joined, Run, Slots
 from serialization.foreign.tensor_file import Array
+
+#: Slots that are copied at once: what is made of them first is no larger.
+_STEP = 256
+
+_STORED: Mapping[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
 def foreign_state(held: Held, geometry: Geometry) -> ForeignState:
@@ -126,18 +131,18 @@ def _unseen(window: Window | None, start: int, stop: int) -> int:
     return int(start == stop - window.size + 1)
 
 
-def _tensors(shape: LayerRows, rows: HeldRows) -> tuple[Floats, Floats | None]:
+def _tensors(shape: LayerRows, rows: HeldRows) -> tuple[Slots, Slots | None]:
     """Keys and values in the model's sizes. A latent may be in two tensors: itself, and what RoPE turned."""
     keys, values = rows.keys, rows.values
-    heads, _, size = keys.values.shape
+    heads, _, size = keys.shape
     if shape.value_size is None and values is not None:
-        turned = values.values.shape[-1]
+        turned = values.shape[-1]
         joins = (heads, size + turned) == (shape.kv_heads, shape.key_size)
         if joins and shape.n_rot in (0, turned) and values.dtype == keys.dtype:
-            pair = (values, keys) if shape.n_rot and shape.rot_start == 0 else (keys, values)
-            return Floats(keys.dtype, np.concatenate([each.values for each in pair], axis=-1)), None
+            turned_first = shape.n_rot and shape.rot_start == 0
+            return (Joined(values, keys) if turned_first else Joined(keys, values)), None
         values = None
-    found = (heads, size, None if values is None else values.values.shape[-1])
+    found = (heads, size, None if values is None else values.shape[-1])
     if found != (shape.kv_heads, shape.key_size, shape.value_size):
         raise FingerprintMismatch(
             f"layer {shape.layer} holds {_sizes(*found)}, and the model's"
@@ -162,17 +167,18 @@ def turns_of(shape: LayerRows, pairing: Pairing) -> Ints | None:
 
 
 def _rows(
-    layer: int, tensor: Tensor, held: Floats, runs: Sequence[Run], turns: Ints | None, unseen: int
+    layer: int, tensor: Tensor, held: Slots, runs: Sequence[Run], turns: Ints | None, unseen: int
 ) -> ForeignRows:
     """Slots of [heads, slots, size] as rows of [heads, size], in the order of `runs`, behind `unseen` rows of
     zeros."""
-    heads, _, size = held.values.shape
+    heads, _, size = held.shape
     at = unseen
-    rows = np.zeros((at + sum(run.count for run in runs), heads, size), held.values.dtype)
+    rows = np.zeros((at + sum(run.count for run in runs), heads, size), _STORED[held.dtype])
     for run in runs:
-        slots = held.values[:, run.slot : run.slot + run.count].transpose(1, 0, 2)
-        rows[at : at + run.count] = slots if turns is None else slots[..., turns]
-        at += run.count
+        for start in range(run.slot, run.slot + run.count, _STEP):
+            some = held.rows(start, min(start + _STEP, run.slot + run.count))
+            rows[at : at + len(some)] = some if turns is None else some[..., turns]
+            at += len(some)
     return ForeignRows(layer, tensor, held.dtype, _bytes(rows, at))
 
 

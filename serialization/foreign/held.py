@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from serialization.foreign.geometry import Pairing
 from serialization.foreign.tensor_file import Array
@@ -16,12 +19,52 @@ from serialization.foreign.tensor_file import Array
 FLOATS: Mapping[str, str] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
+class Slots(Protocol):
+    """Keys or values of a cache, [heads, slots, size], that are perhaps made only when they are asked for."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def rows(self, start: int, stop: int) -> Array:
+        """[stop - start, heads, size] of these slots, to be copied from at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Floats:
     """Values of a dtype of `engine.state.DTYPES` that is a plain one; bfloat16 as its bits."""
 
     dtype: str
     values: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def rows(self, start: int, stop: int) -> Array:
+        return self.values[:, start:stop].transpose(1, 0, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Heads of which the first values are those of `first`, and the others of `second`."""
+
+    first: Slots
+    second: Slots
+
+    @property
+    def dtype(self) -> str:
+        return self.first.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.first.shape[:2], self.first.shape[2] + self.second.shape[2])
+
+    def rows(self, start: int, stop: int) -> Array:
+        return np.concatenate([self.first.rows(start, stop), self.second.rows(start, stop)], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +85,8 @@ class HeldRows:
     """Rows of one cache of one layer: keys and values [heads, slots, size], values None where there are none.
     `runs` say which slots hold which positions, rising by position; a slot of none holds nothing."""
 
-    keys: Floats
-    values: Floats | None
+    keys: Slots
+    values: Slots | None
     runs: tuple[Run, ...]
 
     @property

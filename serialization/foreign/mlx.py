@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.errors import Corrupt, FingerprintMismatch, UnknownFeature
-from serialization.foreign.affine import dequantized
+from serialization.foreign.affine import Packed
 from serialization.foreign.assembly import foreign_state
 from serialization.foreign.foreign_state import ForeignState
 from serialization.foreign.geometry import Geometry, Pairing
-from serialization.foreign.held import Floats, Held, HeldLayer, HeldPoint, HeldRows, Pairings, Run
+from serialization.foreign.held import Floats, Held, HeldLayer, HeldPoint, HeldRows, Pairings, Run, Slots
 from serialization.foreign.mlx_tree import Node, Tree, read_tree
-from serialization.foreign.tensor_file import quoted, read_tensor_file
+from serialization.foreign.tensor_file import Array, quoted, read_tensor_file
 
 #: What a user may save beside a cache: `save_prompt_cache(path, cache, {"tokens": json.dumps(ids)})`.
 TOKENS = "tokens"
@@ -105,7 +105,7 @@ def _tokens(said: Mapping[str, str], given: Sequence[int] | None) -> tuple[int, 
 def _full(tree: Tree) -> tuple[Node, ...]:
     """The caches, chunked ones with the length that an older mlx-lm did not write: that of the others."""
     plain = [node for node in tree.nodes if node.name == "KVCache" and node.tensors]
-    lengths = {_tensor(tree, node, "keys").values.shape[2] for node in plain}
+    lengths = {_tensor(tree, node, "keys").shape[1] for node in plain}
     nodes = []
     for node in tree.nodes:
         if node.name == "ChunkedKVCache" and "offset" not in node.numbers:
@@ -132,33 +132,32 @@ def _layer(tree: Tree, node: Node, transposed: bool) -> HeldLayer:
 
 
 def _tensor(tree: Tree, node: Node, field: str) -> Floats:
-    """Keys or values [1, heads, slots, size] of a cache."""
+    """Keys or values [heads, slots, size] of a cache."""
     name = node.tensors.get(field)
     if name is None:
         raise Corrupt(f"a {node.name} has no {field}")
-    return _one_sequence(tree.floats(name), node.name)
+    return Floats(tree.floats(name).dtype, _one_sequence(tree.floats(name).values, node.name))
 
 
-def _one_sequence(floats: Floats, name: str) -> Floats:
-    if floats.values.ndim != 4:
-        raise Corrupt(f"a {name} has a tensor of {floats.values.ndim} axes, where 4 belong")
-    if floats.values.shape[0] != 1:
-        raise UnknownFeature(
-            f"a {name} of a batch of {floats.values.shape[0]} sequences: save each by itself"
-        )
-    return floats
+def _one_sequence(values: Array, name: str) -> Array:
+    """The only one of a batch: [heads, slots, size] of [1, heads, slots, size]."""
+    if values.ndim != 4:
+        raise Corrupt(f"a {name} has a tensor of {values.ndim} axes, where 4 belong")
+    if values.shape[0] != 1:
+        raise UnknownFeature(f"a {name} of a batch of {values.shape[0]} sequences: save each by itself")
+    one: Array = values[0]
+    return one
 
 
-def _held(node: Node, keys: Floats, values: Floats, runs: Sequence[Run]) -> HeldRows:
-    """Both without their first axis. Raises Corrupt where they have other slots, or not those of the runs."""
-    k, v = (Floats(each.dtype, each.values[0]) for each in (keys, values))
-    if k.values.shape[:2] != v.values.shape[:2] or not k.values.size:
+def _held(node: Node, keys: Slots, values: Slots, runs: Sequence[Run]) -> HeldRows:
+    """Raises Corrupt where keys and values have other slots, or not those of the runs."""
+    if keys.shape[:2] != values.shape[:2] or not all(keys.shape):
         raise Corrupt(
-            f"a {node.name}: keys of {k.values.shape} and values of {v.values.shape} are none of one cache"
+            f"a {node.name}: keys of {keys.shape} and values of {values.shape} are none of one cache"
         )
-    if any(run.slot < 0 or run.count < 0 or run.slot + run.count > k.values.shape[1] for run in runs):
+    if any(run.slot < 0 or run.count < 0 or run.slot + run.count > keys.shape[1] for run in runs):
         raise Corrupt(f"a {node.name} says that it holds more rows than it has slots")
-    return HeldRows(k, v, tuple(runs))
+    return HeldRows(keys, values, tuple(runs))
 
 
 def rows_of(tree: Tree, node: Node) -> HeldRows:
@@ -169,7 +168,7 @@ def rows_of(tree: Tree, node: Node) -> HeldRows:
 def _plain(tree: Tree, node: Node) -> HeldRows:
     """All slots up to `offset`; an older mlx-lm wrote no others."""
     keys, values = _tensor(tree, node, "keys"), _tensor(tree, node, "values")
-    count = node.numbers.get("offset", keys.values.shape[2])
+    count = node.numbers.get("offset", keys.shape[1])
     return _held(node, keys, values, (Run(0, 0, count),))
 
 
@@ -187,7 +186,7 @@ def _rotating(tree: Tree, node: Node) -> HeldRows:
     """A ring: `keep` slots of the first tokens, then the others, of which the oldest is at `idx`. Before it
     was full once, and where rows were put behind each other, all slots up to `idx` are in order."""
     keys, values = _tensor(tree, node, "keys"), _tensor(tree, node, "values")
-    slots = keys.values.shape[2]
+    slots = keys.shape[1]
     fields = ("offset", "keep", "idx")
     if not all(field in node.numbers for field in fields):
         raise Corrupt(f"a {node.name} does not say where its rows are")
@@ -214,17 +213,20 @@ def _quantized(tree: Tree, node: Node) -> HeldRows:
     if None in numbers:
         raise Corrupt(f"a {node.name} does not say how it is quantized")
     bits, group, count = (number or 0 for number in numbers)
-    keys, values = (_dequantized(tree, node, field, bits, group) for field in ("keys", "values"))
+    keys, values = (_packed(tree, node, field, bits, group) for field in ("keys", "values"))
     return _held(node, keys, values, (Run(0, 0, count),))
 
 
-def _dequantized(tree: Tree, node: Node, field: str, bits: int, group: int) -> Floats:
+def _packed(tree: Tree, node: Node, field: str, bits: int, group: int) -> Packed:
     names = [node.tensors.get(f"{field}.{part}") for part in range(3)]
     packed, scales, biases = (name or "" for name in names)
     if None in names or tree.file.entries[packed].dtype != "U32":
         raise Corrupt(f"a {node.name} has no packed {field}, scales and biases")
-    floats = dequantized(tree.file.array(packed), tree.floats(scales), tree.floats(biases), bits, group)
-    return _one_sequence(floats, node.name)
+    floats = [
+        Floats(each.dtype, _one_sequence(each.values, node.name))
+        for each in (tree.floats(scales), tree.floats(biases))
+    ]
+    return Packed(_one_sequence(tree.file.array(packed), node.name), floats[0], floats[1], bits, group)
 
 
 #: How the rows of a class are read. Classes that hold none are read in `_layer`.

@@ -24,6 +24,7 @@ from serialization.foreign.geometry import (
     StateLayer,
     Window,
 )
+from serialization.foreign.held import Floats
 from serialization.foreign.mlx import read_mlx, rows_of
 from serialization.foreign.mlx_tree import META, SCALARS, read_tree
 from serialization.foreign.tensor_file import Array, read_tensor_file, write_tensor_file
@@ -159,17 +160,20 @@ def test_a_ring_is_read_whatever_it_has_gone_through(version: str) -> None:
         slots = [slot for run in rows.runs for slot in range(run.slot, run.slot + run.count)]
         assert rows.values is not None
         for tensor, floats in enumerate((rows.keys, rows.values)):
+            assert isinstance(floats, Floats)
             values = (floats.values[:, slots].transpose(1, 0, 2).astype(np.uint32) << 16).view(np.float32)
             assert (values == made(layer, tensor, np.array(positions))).all()
 
 
+CHUNKED = geometry(
+    RowsCache(CacheRole.FULL, (shape(1),)),
+    RowsCache(CacheRole.WINDOW, (shape(0),), Window(8, chunked=True)),
+    layers=2,
+)
+
+
 def test_a_chunked_layer_begins_where_its_front_was_cut() -> None:
-    chunked = geometry(
-        RowsCache(CacheRole.FULL, (shape(1),)),
-        RowsCache(CacheRole.WINDOW, (shape(0),), Window(8, chunked=True)),
-        layers=2,
-    )
-    state = read_mlx(golden("chunks-0.32.2"), chunked)
+    state = read_mlx(golden("chunks-0.32.2"), CHUNKED)
     check(state, CacheRole.FULL, 0, 13, (1,))
     check(state, CacheRole.WINDOW, 4, 13, (0,))
 
@@ -335,12 +339,7 @@ def test_token_ids_are_a_list_of_them(text: str) -> None:
 def test_older_chunked_layers_have_the_length_of_the_full_ones() -> None:
     said = {"0.0.0": "8", "0.0.1": "4", "0.1": "", "2.0": "ChunkedKVCache", "2.1": "KVCache"}
     arrays = {"0.0": kv(12), "0.1": kv(12), "1.0": kv(13), "1.1": kv(13)}
-    chunked = geometry(
-        RowsCache(CacheRole.FULL, (shape(1),)),
-        RowsCache(CacheRole.WINDOW, (shape(0),), Window(8, chunked=True)),
-        layers=2,
-    )
-    state = read_mlx(written(arrays, said), chunked)
+    state = read_mlx(written(arrays, said), CHUNKED)
     assert [cells.positions[[0, -1]].tolist() for cells in state.caches] == [[0, 12], [4, 12]]
 
 
