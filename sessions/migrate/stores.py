@@ -17,6 +17,7 @@ from engine.errors import (
     StaleSession,
     StateError,
     StoreError,
+    StoreUnavailable,
     TenutoError,
 )
 from serialization.blobs import Store
@@ -69,6 +70,7 @@ class StoreMigration:
         self._catalog = Catalog(manager.store)
         self._clash = request.clash
         self._moved = Moved()
+        self._ended: StoreError | None = None  # what others need not find out for themselves
         self._left_out: set[tuple[str, str]] = set()
         with ExitStack() as opened:
             self._pool = ThreadPoolExecutor(request.jobs, thread_name_prefix="migrate")
@@ -175,8 +177,13 @@ class StoreMigration:
     def _carry(self, item: Item, granted: ExitStack) -> Carried | TenutoError:
         session = item.place.removeprefix(names.SESSIONS)
         where = self._survey.session_there if item.is_pin else lambda _: session
+        if self._ended is not None:
+            return self._ended
         try:
             return self._carrier.carry(item.taken, where, item.name, granted)
+        except StoreError as error:
+            self._ended = error
+            return error
         except TenutoError as error:  # also of a conversion that this session does not allow
             return error
 
@@ -194,6 +201,9 @@ class StoreMigration:
         if not ready:
             return
         lines = {item.ref: self._line(item, each) for item, each in ready}
+        # Hints too come before the commits, so that no kill comes between both: without a session they mean
+        # nothing, and gc takes them.
+        self._note_uses([item for item, _ in ready])
         self._journal.write(lines)
         outcomes = list(self._pool.map(lambda pair: self._swap(*pair), ready))
         done = []
@@ -207,7 +217,6 @@ class StoreMigration:
             elif not isinstance(outcome, StoreError):
                 self._leave_out(item, str(outcome))
         self._journal.done({item.ref: lines[item.ref] for item in done})
-        self._note_uses(done)
         for outcome in outcomes:
             if isinstance(outcome, StoreError):
                 raise outcome
@@ -217,6 +226,8 @@ class StoreMigration:
 
     def _swap(self, item: Item, carried: Carried) -> TenutoError | None:
         """The commit of one session or kept turn; why it could not be."""
+        if isinstance(self._ended, StoreUnavailable):
+            return self._ended
         try:
             if item.is_pin:
                 self._swap_ref(item, carried, None)
@@ -224,11 +235,14 @@ class StoreMigration:
             session = item.place.removeprefix(names.SESSIONS)
             self._refuse_written(session)
             guard = None if item.name is None else self._take_name(item.name, session)
+            self._prefixes.add(carried.manifest, 0)
             self._swap_ref(item, carried, guard)
-            with suppress(StoreError, StateError):  # hints, and a name that is free when nobody has it
-                self._prefixes.add(carried.manifest, 0)
+            with suppress(StoreError, StateError):  # a name is free when nobody has it
                 self._drop_old_name(item, session)
-        except (SessionError, StoreError) as error:
+        except SessionError as error:
+            return error
+        except StoreError as error:
+            self._ended = error
             return error
         return None
 
@@ -256,9 +270,9 @@ class StoreMigration:
         if before is not None and before != item.name:
             self._catalog.drop_name(before, session)
 
-    def _note_uses(self, done: list[Item]) -> None:
+    def _note_uses(self, items: list[Item]) -> None:
         """When the sessions were last used, there as here."""
-        sessions = [item for item in done if not item.is_pin]
+        sessions = [item for item in items if not item.is_pin]
         refs = [USES + item.ref.removeprefix(names.SESSIONS) for item in sessions]
         noted = self._source.read_many(refs)
         uses = {

@@ -68,7 +68,7 @@ def put_session(
 ) -> tuple[str, BlobId]:
     """One session of rows that no other has, or its next turn in place of `over`."""
     session = session or names.new_session_id()
-    state = drafted(state_of(length, layout, seed=seed, edge=logits_edge()), 280)
+    state = drafted(state_of(length, layout, seed=seed, edge=logits_edge()), min(length, 280))
     written = write_state(store.scoped(session), state, None, 0)
     text = f"What is there to say of number {seed}?"
     manifest = replace(
@@ -77,7 +77,7 @@ def put_session(
             "session": session,
             "name": name,
             "title": text,
-            "messages": (Message("user", text, 0, 200), Message("assistant", "Little.", 200, length)),
+            "messages": (Message("user", text, 0, 30), Message("assistant", "Little.", 30, length)),
             "created": 1_700_000_000.0 + seed,
             "updated": 1_700_000_000.5 + seed + generation,
             "generation": generation,
