@@ -36,8 +36,7 @@ class Grammar:
     `name` is ours; `version` the number that files of it are stamped with. `streams`: KV caches begin with
     a number of streams. `extension`: words of 4 bytes that each cell has behind its count of owners, by
     what the model needs. `outputs`: last logits and embeddings stand before the memory. `merged`: full and
-    sliding layers may share one cache. `unrotated`: older than the rotation of quantized rows. `written`
-    says for people by which llama.cpp.
+    sliding layers may share one cache. `unrotated`: older than the rotation of quantized rows.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Grammar:
     version: int
     streams: bool
     owners: Owners
-    written: str
     extension: Mapping[CellExtension, int]
     outputs: bool = False
     merged: bool = False
@@ -62,40 +60,38 @@ PLACE_AND_TOKEN: Mapping[CellExtension, int] = {  # x, y, token id
     CellExtension.TOKEN: 3,
 }
 
-S, C = Scope.SEQUENCE, Scope.CONTEXT
+_SEQUENCE, _CONTEXT = Scope.SEQUENCE, Scope.CONTEXT
+_NONE, _ONE, _ANY = Owners.NONE, Owners.ONE, Owners.ANY
 
 #: Every layout whose bytes are known. Among those of one version the older come first.
 GRAMMARS: tuple[Grammar, ...] = (
-    Grammar("2a", S, 2, False, Owners.NONE, "August 2024 to May 2025", NO_WORDS, merged=True, unrotated=True),
-    Grammar("2b", S, 2, False, Owners.ONE, "May to July 2025", NO_WORDS, merged=True, unrotated=True),
-    Grammar("2c", S, 2, True, Owners.ONE, "July 2025 to March 2026", NO_WORDS),
-    Grammar("2d", S, 2, True, Owners.ONE, "March to August 2026", PLACE),
-    Grammar("3", S, 3, True, Owners.ONE, "since 26 August 2026", PLACE_AND_TOKEN),
-    Grammar(
-        "9a",
-        C,
-        9,
-        False,
-        Owners.ANY,
-        "September 2024 to July 2025",
-        NO_WORDS,
-        outputs=True,
-        merged=True,
-        unrotated=True,
-    ),
-    Grammar(
-        "9b", C, 9, True, Owners.ANY, "July 2025 to February 2026", NO_WORDS, outputs=True, unrotated=True
-    ),
-    Grammar("9c", C, 9, True, Owners.ANY, "February and March 2026", NO_WORDS),
-    Grammar("9d", C, 9, True, Owners.ANY, "March to August 2026", PLACE),
-    Grammar("10", C, 10, True, Owners.ANY, "since 26 August 2026", PLACE_AND_TOKEN),
+    # August 2024 to May 2025
+    Grammar("2a", _SEQUENCE, 2, False, _NONE, NO_WORDS, merged=True, unrotated=True),
+    # May to July 2025
+    Grammar("2b", _SEQUENCE, 2, False, _ONE, NO_WORDS, merged=True, unrotated=True),
+    # July 2025 to March 2026
+    Grammar("2c", _SEQUENCE, 2, True, _ONE, NO_WORDS),
+    # March to August 2026
+    Grammar("2d", _SEQUENCE, 2, True, _ONE, PLACE),
+    # since 26 August 2026
+    Grammar("3", _SEQUENCE, 3, True, _ONE, PLACE_AND_TOKEN),
+    # September 2024 to July 2025
+    Grammar("9a", _CONTEXT, 9, False, _ANY, NO_WORDS, outputs=True, merged=True, unrotated=True),
+    # July 2025 to February 2026
+    Grammar("9b", _CONTEXT, 9, True, _ANY, NO_WORDS, outputs=True, unrotated=True),
+    # February and March 2026
+    Grammar("9c", _CONTEXT, 9, True, _ANY, NO_WORDS),
+    # March to August 2026
+    Grammar("9d", _CONTEXT, 9, True, _ANY, PLACE),
+    # since 26 August 2026
+    Grammar("10", _CONTEXT, 10, True, _ANY, PLACE_AND_TOKEN),
 )
 BY_NAME: Mapping[str, Grammar] = {each.name: each for each in GRAMMARS}
 
 #: Versions that are written somewhere, and whose bytes are not known here.
 UNREAD: Mapping[tuple[Scope, int], str] = {
-    (S, 4): "llama.cpp 0.6.0",
-    (C, 11): "llama.cpp 0.6.0",
+    (_SEQUENCE, 4): "llama.cpp 0.6.0",
+    (_CONTEXT, 11): "llama.cpp 0.6.0",
 }
 
 
