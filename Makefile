@@ -9,6 +9,7 @@
 #   make workers    the service on many processes and real Redis servers that are killed, at full size (half an hour)
 #   make llama      what goes to llama.cpp and comes from it, with llama-cpp-python (builds it once: ten minutes)
 #   make fuzz       wrong files for every reader of other systems' files, ten minutes each (FUZZ_SECONDS=60: one)
+#   make migrate    10,000 sessions from disk to Redis and back through kills, an archive of 5 GiB in little memory
 #   make bench      figures, one JSON line each
 #   make images     regenerate the docs' pictures of the page
 #   make docs       regenerate what is made from the code: the command line's reference, the list of modules
@@ -71,6 +72,10 @@ $(LLAMA)/.installed:
 
 llama: models $(LLAMA)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sessions/migrate/test_llama_cpp.py tests/serialization/foreign/test_llama_cpp_states.py
+
+# Prints what it saw, a line of JSON for each part. Needs 12 GB in the folder of temporary files.
+migrate: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -o faulthandler_timeout=0 -m slow tests/sessions/migrate
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

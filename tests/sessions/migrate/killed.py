@@ -8,23 +8,26 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from blake3 import blake3
 
 from benchmarks.many import unsynced
 from cli.main import execute
-from serialization.blobs import Store
-from serialization.manifest import Manifest
+from serialization.blobs import BlobClass, BlobId, Store
+from serialization.manifest import Manifest, ManifestKind, Origin
 from sessions import names
-from sessions.manager import SessionManager
 from sessions.stores.open import open_store
 from sessions.uses import USES
 from tests.serialization.states import ATTENTION
-from tests.sessions.migrate.places import put_session
+from tests.sessions.migrate.places import session_of
 
+#: Sessions whose refs are written at once.
+_BATCH = 500
 #: What a store is compared by: everything but the hints that it makes itself.
 KEPT = (names.SESSIONS, names.PINS, names.NAMES, USES)
 
@@ -137,13 +140,32 @@ def _is_there(url: str) -> bool:
 
 
 def fill_rich(url: str, count: int) -> None:
-    """So many sessions of rows of their own, half of them forks that share them; every tenth is kept."""
+    """So many sessions, half of them with rows of their own and half forks that share them; every fifth of
+    the first is kept, and each was used."""
     with unsynced(), closing(open_store(url)) as store:
-        manager = SessionManager(store)
-        for number in range((count + 1) // 2):
-            session, _ = put_session(store, number, f"n{number}", 40, layout=ATTENTION)
-            store.hint({USES + session: b"\x41\xd9\x55\x55\x55\x55\x55\x55"})
-            if number % 5 == 0:
-                manager.pin(session, f"kept{number}")
-            if 2 * number + 1 < count:
-                manager.fork(session, f"f{number}")
+        for first in range(0, count, _BATCH):
+            store.hint(
+                dict(
+                    chain.from_iterable(_refs(store, n) for n in range(first, min(first + _BATCH, count), 2))
+                )
+            )
+
+
+def _refs(store: Store, number: int) -> Iterator[tuple[str, bytes]]:
+    """What names session `number`, its fork, and what was kept of it."""
+    manifest = session_of(store, number, f"n{number}", 40, layout=ATTENTION)
+    blob = yield from _named(store, manifest)
+    origin = Origin(manifest.session, blob, manifest.length)
+    fork = replace(manifest, session=names.new_session_id(), name=f"f{number}", forked_from=origin)
+    yield from _named(store, fork)
+    if number % 10 == 0:
+        pin = replace(manifest, kind=ManifestKind.PIN, pin=f"kept{number}")
+        yield names.pin_ref(f"kept{number}"), store.put(BlobClass.MANIFEST, pin.encode()).encode()
+
+
+def _named(store: Store, manifest: Manifest) -> Generator[tuple[str, bytes], None, BlobId]:
+    blob = store.put(BlobClass.MANIFEST, manifest.encode())
+    yield names.session_ref(manifest.session), blob.encode()
+    yield names.name_ref(manifest.name or ""), manifest.session.encode()
+    yield USES + manifest.session, b"\x41\xd9\x55\x55\x55\x55\x55\x55"
+    return blob

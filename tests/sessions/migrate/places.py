@@ -55,23 +55,20 @@ class Filled:
     deleted: str
 
 
-def put_session(
+def session_of(
     store: Store,
     seed: int,
-    name: str | None = None,
-    length: int = 300,
-    generation: int = 1,
-    over: BlobId | None = None,
-    session: str | None = None,
+    name: str | None,
+    length: int,
     layout: Layout = FOUR_KINDS,
     **fields: object,
-) -> tuple[str, BlobId]:
-    """One session of rows that no other has, or its next turn in place of `over`."""
-    session = session or names.new_session_id()
+) -> Manifest:
+    """A session of rows that no other has, whose blobs are put and whose manifest is not."""
+    session = str(fields.get("session") or names.new_session_id())
     state = drafted(state_of(length, layout, seed=seed, edge=logits_edge()), min(length, 280))
     written = write_state(store.scoped(session), state, None, 0)
     text = f"What is there to say of number {seed}?"
-    manifest = replace(
+    return replace(
         manifest_of(state, written),
         **{
             "session": session,
@@ -79,12 +76,25 @@ def put_session(
             "title": text,
             "messages": (Message("user", text, 0, 30), Message("assistant", "Little.", 30, length)),
             "created": 1_700_000_000.0 + seed,
-            "updated": 1_700_000_000.5 + seed + generation,
-            "generation": generation,
-            "parent": over,
+            "updated": 1_700_000_000.5 + seed,
+            "generation": 1,
             **fields,
         },
     )
+
+
+def put_session(
+    store: Store,
+    seed: int,
+    name: str | None = None,
+    length: int = 300,
+    layout: Layout = FOUR_KINDS,
+    over: BlobId | None = None,
+    **fields: object,
+) -> tuple[str, BlobId]:
+    """The same, stored: as a new one, or as the next turn in place of `over`."""
+    manifest = session_of(store, seed, name, length, layout, parent=over, **fields)
+    session = manifest.session
     blob = store.scoped(session).put(BlobClass.MANIFEST, manifest.encode())
     assert store.swap(names.session_ref(session), None if over is None else over.encode(), blob.encode())
     PrefixIndex(store, "default").add(manifest, 0)
@@ -96,11 +106,10 @@ def put_session(
 def turn(store: Store, session: str, seed: int = 0, length: int = 320) -> BlobId:
     """The session goes on by a turn."""
     before = Catalog(store).session(session)
-    stays = {each: getattr(before.manifest, each) for each in ("note", "salt", "replies")}
-    generation = before.manifest.generation + 1
-    return put_session(store, seed, before.manifest.name, length, generation, before.blob, session, **stays)[
-        1
-    ]
+    manifest = before.manifest
+    stays = {each: getattr(manifest, each) for each in ("note", "salt", "replies")}
+    goes_on = {"generation": manifest.generation + 1, "session": session}
+    return put_session(store, seed, manifest.name, length, over=before.blob, **goes_on, **stays)[1]
 
 
 def fill(store: Store) -> Filled:
