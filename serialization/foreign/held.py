@@ -12,11 +12,31 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.errors import UnknownFeature
 from serialization.foreign.geometry import Pairing
-from serialization.foreign.tensor_file import Array
+from serialization.foreign.tensor_file import Array, quoted
 
 #: safetensors' names of the dtypes that rows come in, and ours.
 FLOATS: Mapping[str, str] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+
+
+#: Architectures, by letters and digits alone, whose rows both libraries store multiplied by numbers of the
+#: configuration, where ours are not.
+_SCALED = frozenset({"falconh1", "mimov2flash"})
+
+
+def plain_name(architecture: str) -> str:
+    """An architecture's name by letters and digits alone: systems write it in different ways.
+
+    Raises UnknownFeature for one whose rows are stored multiplied by what no file says.
+    """
+    name = "".join(char for char in architecture.lower() if char.isalnum())
+    if name in _SCALED:
+        raise UnknownFeature(
+            f"rows of {quoted(architecture)} are stored multiplied by what the file does not say: its token"
+            " ids can be read anew"
+        )
+    return name
 
 
 class Slots(Protocol):

@@ -13,7 +13,17 @@ from serialization.foreign.affine import Packed
 from serialization.foreign.assembly import foreign_state
 from serialization.foreign.foreign_state import ForeignState
 from serialization.foreign.geometry import Geometry, Pairing
-from serialization.foreign.held import Floats, Held, HeldLayer, HeldPoint, HeldRows, Pairings, Run, Slots
+from serialization.foreign.held import (
+    Floats,
+    Held,
+    HeldLayer,
+    HeldPoint,
+    HeldRows,
+    Pairings,
+    Run,
+    Slots,
+    plain_name,
+)
 from serialization.foreign.mlx_tree import Node, Tree, read_tree
 from serialization.foreign.tensor_file import Array, quoted, read_tensor_file
 
@@ -51,7 +61,7 @@ def read_mlx(buffer: memoryview, geometry: Geometry, tokens: Sequence[int] | Non
     it is not of a model of this geometry.
     """
     tree = read_tree(read_tensor_file(buffer))
-    name = _plain_name(geometry.architecture)
+    name = plain_name(geometry.architecture)
     caches = [_layer(tree, node, name in _TRANSPOSED) for node in _full(tree)]
     notes = tuple(
         f"the file says {quoted(key)}: {quoted(tree.said[key])}" for key in ("model",) if key in tree.said
@@ -68,10 +78,6 @@ def read_mlx(buffer: memoryview, geometry: Geometry, tokens: Sequence[int] | Non
         notes,
     )
     return foreign_state(held, geometry)
-
-
-def _plain_name(architecture: str) -> str:
-    return "".join(char for char in architecture.lower() if char.isalnum())
 
 
 def _layers(geometry: Geometry, count: int) -> Sequence[int]:

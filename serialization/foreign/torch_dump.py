@@ -36,7 +36,17 @@ from serialization.foreign.foreign_state import (
     ValueOrder,
 )
 from serialization.foreign.geometry import CacheRole, Geometry, LayerRows, Pairing, RowsCache, Window
-from serialization.foreign.held import FLOATS, Floats, Held, HeldLayer, HeldPoint, HeldRows, Pairings, Run
+from serialization.foreign.held import (
+    FLOATS,
+    Floats,
+    Held,
+    HeldLayer,
+    HeldPoint,
+    HeldRows,
+    Pairings,
+    Run,
+    plain_name,
+)
 from serialization.foreign.tensor_file import Array, TensorFile, quoted, read_tensor_file, write_tensor_file
 
 FORMAT = "tenuto.transformers-cache"
@@ -64,9 +74,6 @@ _MAX_LENGTH = 2**24
 
 #: Architectures, by letters and digits alone, whose keys transformers turns in pairs 2i, 2i + 1.
 _INTERLEAVED = frozenset({"cohere2", "deepseekv2", "llama4", "llama4text"})
-
-#: Those whose rows it stores multiplied by a number of their configuration, where ours are not.
-_SCALED: Mapping[str, str] = {"falconh1": "keys", "mimov2flash": "values"}
 
 #: safetensors' names of our dtypes.
 _SAID: Mapping[str, str] = {ours: theirs for theirs, ours in FLOATS.items()}
@@ -100,11 +107,6 @@ def read_torch_dump(
     ids = _token_ids(found)
     found.end()
     model = file.metadata.get("model_type")
-    if (name := _plain_name(model, geometry)) in _SCALED:
-        raise UnknownFeature(
-            f"transformers stores {_SCALED[name]} of {quoted(model or name)} multiplied by what the file"
-            " does not say: its token ids can be read anew"
-        )
     held = Held(
         "a dump of a transformers cache",
         f"{FORMAT} {VERSION}",
@@ -117,12 +119,10 @@ def read_torch_dump(
     return foreign_state(held, geometry)
 
 
-def _plain_name(model: str | None, geometry: Geometry) -> str:
-    return "".join(char for char in (model or geometry.architecture).lower() if char.isalnum())
-
-
 def _pairing(model: str | None, geometry: Geometry) -> Pairing:
-    return Pairing.INTERLEAVED if _plain_name(model, geometry) in _INTERLEAVED else Pairing.HALVES
+    return (
+        Pairing.INTERLEAVED if plain_name(model or geometry.architecture) in _INTERLEAVED else Pairing.HALVES
+    )
 
 
 def _kinds(file: TensorFile) -> list[Kind]:

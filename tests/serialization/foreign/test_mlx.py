@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 
 from engine.errors import Corrupt, FingerprintMismatch, LimitExceeded, UnknownFeature
+from serialization.foreign.convert import to_rows
 from serialization.foreign.foreign_state import ForeignState, Rotation, Tensor, ValueOrder
 from serialization.foreign.geometry import (
     CacheRole,
@@ -28,6 +30,10 @@ from serialization.foreign.held import Floats
 from serialization.foreign.mlx import read_mlx, rows_of
 from serialization.foreign.mlx_tree import META, SCALARS, read_tree
 from serialization.foreign.tensor_file import Array, read_tensor_file, write_tensor_file
+from sessions.migrate.geometry import own_geometry_of, target_of
+from tests.exact.members import folder
+from tests.oracles import base
+from tests.serialization.foreign.test_torch_dump import differences
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mlx-lm"
 HEADS, SIZE = 2, 4
@@ -403,3 +409,22 @@ def test_nothing_is_imported_or_called_by_a_name_of_a_file(monkeypatch: pytest.M
         with pytest.raises(UnknownFeature, match="is not known here"):
             read_mlx(written(arrays, said), ONE)
     assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("family", ["cohere2", "deepseek_v3", "llama", "mamba", "qwen3_next"])
+def test_rows_that_models_of_mlx_lm_made_are_those_that_our_engine_computes(family: str) -> None:
+    """Windows that wrapped, keys in neighbouring pairs, latents in two tensors, states of delta nets."""
+    path = folder(family)
+    data = golden(f"model-{family}")
+    said = read_tree(read_tensor_file(data)).said
+    if said["weights"] != blake3((path / "model.safetensors").read_bytes()).hexdigest():
+        pytest.skip("this torch draws other weights than those that the file was made with")
+    engine = base.open_engine(path)
+    own = own_geometry_of(engine)
+    state = read_mlx(data, own)
+    assert state.tokens is not None
+    seq = engine.create()
+    engine.feed(seq, state.tokens)
+    largest = differences(to_rows(state, own, target_of(engine)), engine.snapshot(seq))
+    assert len(largest) == len(engine.layout)
+    assert max(largest) < 1e-4
