@@ -1,7 +1,7 @@
 """How the `model-*` files in `mlx-lm` were made: models of mlx-lm read ids, and their caches were saved.
 
-`python mlx_models.py CHECKPOINT OUT IDS`, of the checkpoints that `tests.exact.members.folder` makes. The file
-says which weights it was: others are drawn where torch's generator is another.
+`python mlx_models.py CHECKPOINT OUT IDS`, of the checkpoints that `tests.exact.members.folder` makes, in an
+environment with mlx-lm and blake3. The file says which weights they were: another torch may draw others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def main() -> None:
     model = module.Model(module.ModelArgs.from_dict(config))
     path = folder / "model.safetensors"
     weights = mx.load(str(path))
-    model.load_weights(
-        list(model.sanitize(weights).items()) if hasattr(model, "sanitize") else list(weights.items())
-    )
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    model.load_weights(list(weights.items()))
     cache = make_prompt_cache(model)
     model(mx.array([ids[:-2]]), cache=cache)
     for token in ids[-2:]:

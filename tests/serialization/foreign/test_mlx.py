@@ -249,6 +249,12 @@ def test_keys_that_were_turned_in_neighbouring_pairs_are_put_in_ours() -> None:
         assert (bf16(rows.data).reshape(want.shape) == want).all()
 
 
+def test_rows_that_are_stored_multiplied_are_refused() -> None:
+    for name in ("falcon-h1", "mimo_v2_flash"):
+        with pytest.raises(UnknownFeature, match="multiplied by what"):
+            read_mlx(golden("plain-0.32.2"), geometry(*PLAIN.caches, layers=2, architecture=name))
+
+
 # --- files written here, to be wrong in one thing ---------------------------------------------------
 
 
