@@ -15,6 +15,7 @@ from cli.output import moment, size
 from serialization.blobs import short
 
 if TYPE_CHECKING:
+    from serialization.losses import Loss
     from serialization.manifest import Manifest
     from serialization.refs import ChunkRef
 
@@ -58,6 +59,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("template", manifest.template or "-"),
         ("tokens", f"{manifest.length:,}"),
         ("rows", ", ".join(f"[{s.start:,}, {s.stop:,}) {s.provenance}" for s in manifest.spans) or "-"),
+        *(("re-encoded", _told_loss(loss)) for loss in manifest.reencoded),
         ("layout", layout_line(manifest.layout)),
         ("blobs", f"{len(blobs)}, {size(sum(ref.nbytes for ref in blobs))}"),
         ("checkpoints", ", ".join(f"{point.position:,}" for point in manifest.checkpoints) or "-"),
@@ -66,6 +68,17 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("sampler", _sampler(manifest)),
         ("features", ", ".join(manifest.features) or "-"),
     ]
+
+
+def _told_loss(loss: Loss) -> str:
+    """What a conversion has cost, in one line."""
+    pairs = sorted({(part.before, part.after) for part in loss.parts})
+    words = ", ".join(f"{before} to {after}" for before, after in pairs)
+    if loss.is_exact:
+        return f"{words} at {loss.length:,} tokens: exact"
+    worst = max(part.greatest for part in loss.parts)
+    mean = max(part.mean_square for part in loss.parts) ** 0.5
+    return f"{words} at {loss.length:,} tokens: worst row {worst:.2%}, worst part {mean:.2%}"
 
 
 def _draft(manifest: Manifest) -> str:

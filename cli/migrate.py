@@ -24,11 +24,12 @@ from engine.errors import Drifted, ProblemsFound, UsageError
 if TYPE_CHECKING:
     from engine.runner import Engine
     from serialization.manifest import Manifest
-    from serialization.reencode.forms import MemoryForm
+    from serialization.reencode.reencoding import Reencoding
     from sessions.keyring.ring import Keyring
     from sessions.migrate.endpoints import Endpoint
     from sessions.migrate.moved import Moved
     from sessions.migrate.plan import Item, Plan
+    from sessions.migrate.reencoded import Reencoded
     from sessions.migrate.request import Request
 
 #: Problems of which a person is told.
@@ -165,14 +166,19 @@ class _Model:
             self._engine = load(options, manifest, self._app.out)
         return self._engine
 
-    def form(self, type_k: str, type_v: str) -> MemoryForm:
-        return self.load().form(type_k, type_v)
+
+def _reencoded(wanted: Reencoding, model: _Model) -> Reencoded:
+    """The model is loaded here where it will be asked: sessions are carried by several threads, and none of
+    them is this command's."""
+    from sessions.migrate.reencoded import Reencoded
+
+    asked = wanted.type_k is not None or wanted.type_v is not None
+    return Reencoded(wanted, model.load().form if asked else None)
 
 
 def _request(app: App, said: _Said, tenant: str, model: _Model) -> Request:
     from serialization.reencode.reencoding import Reencoding
     from sessions.migrate.opening import Keys
-    from sessions.migrate.reencoded import Reencoded
     from sessions.migrate.request import Request
     from sessions.migrate.survey import Clash
     from sessions.policy import Policy
@@ -184,7 +190,7 @@ def _request(app: App, said: _Said, tenant: str, model: _Model) -> Request:
         keys=Keys(app.unlocking.keyring(), _keyring_of_target(app, said), said.clear),
         policy=Policy.from_mapping({"quota": quota_said(), "budget": said.budget}),
         clash=Clash[said.clash.upper()],
-        conversion=Reencoded(Reencoding(**said.wanted), model.form) if said.wanted else None,
+        conversion=_reencoded(Reencoding(**said.wanted), model) if said.wanted else None,
         newest=said.newest,
         jobs=said.jobs,
     )

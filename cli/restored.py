@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 
 def restored_line(result: RestoreResult) -> str:
-    """`resumed 3,941 tokens in 48 ms (recomputed 0)`, the reason where it is not `exact`, and what became of
-    the draft where one was stored or is missed."""
+    """`resumed 3,941 tokens in 48 ms (recomputed 0)`, the reason where it is not `exact`, what else there is
+    to say, and what became of the draft where one was stored or is missed."""
     restored, taken = counted(result.restored, "token"), duration(result.seconds)
     line = f"resumed {restored} in {taken} (recomputed {result.recomputed:,})"
-    if result.reason != "exact":
-        line += f": {result.reason}" + (f", {result.detail}" if result.detail else "")
+    why = [] if result.reason == "exact" else [str(result.reason)]
+    if why or result.detail:
+        line += f": {', '.join([*why, result.detail] if result.detail else why)}"
     return line if result.draft is None else f"{line}; draft {result.draft}"
 
 

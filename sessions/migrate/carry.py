@@ -40,11 +40,6 @@ class Carried:
 class Conversion(Protocol):
     """What becomes of a session's rows on their way."""
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """What it changes, a line each."""
-        ...
-
     def plan(self, manifest: Manifest) -> tuple[Item, ...]:
         """What it would do with a session. Raises nothing: what it refuses is an item too."""
         ...

@@ -11,6 +11,7 @@ from serialization.blobs import BlobClass, BlobId, Store, blob_class
 from serialization.manifest import Manifest, ManifestKind
 from sessions import names
 from sessions.lease import LEASES
+from sessions.migrate.carry import Conversion
 from sessions.migrate.journal import JOURNAL, Standing
 from sessions.migrate.plan import Fate, Item, Plan
 from sessions.migrate.survey import Clash, Survey
@@ -38,15 +39,15 @@ def plan_of(
     tenant: str,
     policy: Policy,
     clash: Clash,
-    changes: tuple[str, ...],
+    conversion: Conversion | None,
     pool: ThreadPoolExecutor,
 ) -> Plan:
-    """Reads the survey and, in the source, manifests that no session stands at. `changes` are those of the
-    rows, a line each."""
+    """Reads the survey and, in the source, manifests that no session stands at; where rows are converted,
+    those of the sessions, too."""
     clashes = tuple(f"{item.ref} {item.why}" for item in survey.clashes())
     items = (
         *_kept(survey),
-        *(Item(Fate.CONVERTED, "rows", survey.num_moving(), change) for change in changes),
+        *(() if conversion is None else _of_rows(source, survey, conversion, pool)),
         *_there(survey),
         *_refused(survey, clash),
         *_dropped(source, survey, pool),
@@ -84,6 +85,38 @@ def _kept(survey: Survey) -> Iterator[Item]:
         ),
     )
     yield Item(Fate.RECOMPUTED, "index of known pasts", new, "from the token ids, as sessions are committed")
+
+
+def _of_rows(
+    source: Store, survey: Survey, conversion: Conversion, pool: ThreadPoolExecutor
+) -> Iterator[Item]:
+    """What becomes of the rows of all that is moved, added up; what is refused, with examples."""
+    sums: dict[tuple[Fate, str, str], tuple[int, int]] = {}
+    refused: list[str] = []
+    moving = survey.moving()
+    while page := list(islice(moving, _PAGE)):
+        for found, items in zip(
+            page, pool.map(lambda each: _planned(source, each, conversion), page), strict=True
+        ):
+            if why := next((item.why for item in items if item.fate is Fate.REFUSED), None):
+                refused.append(f"{found.ref}: {why}")
+                continue
+            for item in items:
+                count, nbytes = sums.get((item.fate, item.what, item.why), (0, 0))
+                sums[item.fate, item.what, item.why] = count + item.count, nbytes + (item.nbytes or 0)
+    for (fate, what, why), (count, nbytes) in sums.items():
+        yield Item(fate, what, count, why, nbytes or None)
+    why = "they cannot be made what is wanted, and are left out"
+    yield Item(
+        Fate.REFUSED, "sessions and kept turns", len(refused), why, examples=tuple(refused[:_EXAMPLES])
+    )
+
+
+def _planned(source: Store, found: Found, conversion: Conversion) -> tuple[Item, ...]:
+    try:
+        return conversion.plan(Manifest.decode(source.get(found.taken)))
+    except StateError:
+        return ()  # it went on since it was looked at
 
 
 def _there(survey: Survey) -> Iterator[Item]:

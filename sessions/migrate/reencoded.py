@@ -23,24 +23,10 @@ class Reencoded:
     wanted: Reencoding
     forms: Forms | None = None
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        wanted = self.wanted
-        said = {
-            "K": wanted.type_k,
-            "V": wanted.type_v,
-            "codec": wanted.codec,
-            "level": wanted.level,
-            "tokens of a chunk": wanted.chunk_tokens,
-            "first tokens": wanted.cut,
-            "window rows": None if wanted.windows is None else wanted.windows.value,
-        }
-        return tuple(f"{what}: {value}" for what, value in said.items() if value is not None)
-
     def plan(self, manifest: Manifest) -> tuple[Item, ...]:
         found = plan_reencoding(manifest, self.wanted, self.forms)
         return tuple(
-            Item(Fate(item.fate.value), item.what, 1, item.why, item.becomes or item.nbytes or None)
+            Item(Fate(item.fate.value), item.what, item.count, item.why, item.becomes or item.nbytes or None)
             for item in found.items
         )
 

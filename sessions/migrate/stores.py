@@ -98,10 +98,9 @@ class StoreMigration:
 
     def plan(self) -> Plan:
         """What would be done; changes nothing."""
-        changes = () if self._conversion is None else self._conversion.changes
         policy, tenant = self._manager.policy, self._manager.tenant
         return plan_of(
-            self._source, self._survey, self._ends, tenant, policy, self._clash, changes, self._pool
+            self._source, self._survey, self._ends, tenant, policy, self._clash, self._conversion, self._pool
         )
 
     def run(self, told: Told = lambda progress: None) -> Moved:

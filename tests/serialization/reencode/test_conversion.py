@@ -15,7 +15,8 @@ from serialization.losses import Loss
 from serialization.manifest import Manifest
 from serialization.pipelines import RAW
 from serialization.reencode.forms import MemoryForm
-from serialization.reencode.plan import Fate, plan_reencoding
+from serialization.reencode.items import Fate
+from serialization.reencode.plan import plan_reencoding
 from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import ROW_DTYPES, Reencoding
 from serialization.snapshot import read_state
@@ -186,7 +187,7 @@ def test_a_draft_goes_with_the_dtype_and_the_plan_says_so() -> None:
     assert source.draft is not None
     assert reencode(store, source, store, Reencoding(type_k="q8_0"), form).draft is None
     plan = plan_reencoding(source, Reencoding(type_k="q8_0"), form)
-    (gone,) = [item for item in plan.items if item.what == "draft"]
+    (gone,) = [item for item in plan.items if item.what == "drafts"]
     assert (gone.fate, gone.becomes) == (Fate.DROPPED, 0)
     assert reencode(store, source, store, Reencoding(type_k="bf16"), form).draft == source.draft
 
@@ -282,13 +283,13 @@ def test_a_plan_says_what_becomes_of_the_bytes() -> None:
     plan = plan_reencoding(source, Reencoding(type_k="q8_0", codec="raw"), form)
     assert not plan.refusals
     fates = {item.what: item for item in plan.items}
-    keys, values = fates["token rows kv.k of 1 layer"], fates["token rows kv.v of 1 layer"]
+    keys, values = fates["layers of token rows kv.k"], fates["layers of token rows kv.v"]
     assert (keys.fate, keys.nbytes, keys.becomes) == (Fate.CONVERTED, LENGTH * 256, LENGTH * 136)
     assert keys.why == "bf16 to q8_0, with a loss that is measured and stated"
     assert (values.fate, values.nbytes, values.becomes) == (Fate.KEPT, LENGTH * 256, LENGTH * 256)
-    assert fates["block rows pool.k of 1 layer"].becomes == LENGTH // 48 * 68
-    assert fates["window rows kv.k of 1 layer"].becomes == 300 * 136
-    assert fates["12 checkpoints"].becomes == 12 * 12
+    assert fates["layers of block rows pool.k"].becomes == LENGTH // 48 * 68
+    assert fates["layers of window rows kv.k"].becomes == 300 * 136
+    assert (fates["checkpoints"].count, fates["checkpoints"].becomes) == (12, 12 * 12)
     made = reencode(store, source, store, plan.wanted, form)
     assert plan.nbytes == sum(ref.raw_nbytes for ref in made.blobs())
     assert not any(store.got.count(ref.blob) > 1 for ref in source.blobs()), "a plan reads nothing"

@@ -14,7 +14,8 @@ from engine.state import Layout, NextLogits, PartKind, Pending, Provenance, Span
 from serialization.chunks import CHUNK_SIZES, read_header
 from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, RAW
-from serialization.reencode.plan import Fate, plan_reencoding
+from serialization.reencode.items import Fate
+from serialization.reencode.plan import plan_reencoding
 from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import Reencoding, Windows
 from serialization.resume import can_resume_at, cut, first_new, resumable_lengths
@@ -248,8 +249,8 @@ def test_trimmed_windows_are_those_that_going_on_needs(size: int | None) -> None
     expect_rows(read_state(store, made), 1000)
     assert can_resume_at(made, 999)
     assert not can_resume_at(made, 998)
-    (gone,) = [item for item in plan_reencoding(before, wanted).items if item.what == "window rows"]
-    assert (gone.fate, gone.becomes) == (Fate.DROPPED, 0)
+    (gone,) = [item for item in plan_reencoding(before, wanted).items if item.what == "tokens' window rows"]
+    assert (gone.fate, gone.count, gone.becomes) == (Fate.DROPPED, 699, 0)
     assert gone.nbytes == 699 * sum(spec.row_nbytes for spec in parts_of(WINDOWED, PartKind.WINDOW))
 
 
@@ -292,8 +293,8 @@ def test_larger_chunks_cannot_name_window_rows_before_a_gap_and_the_plan_says_so
     expect_rows(read_state(store, made), 1000)
     told = {item.what: item for item in plan.items if item.fate is Fate.DROPPED}
     lost = sum(map(len, resumable_lengths(before))) - sum(map(len, resumable_lengths(made)))
-    assert f"{lost} lengths to cut back to" in told
-    assert "window rows" in told
+    assert told["lengths to cut back to"].count == lost
+    assert told["tokens' window rows"].nbytes > 0
     smaller = reencode(store, before, store, Reencoding(chunk_tokens=64))
     assert resumable_lengths(smaller) == resumable_lengths(before)
 
@@ -329,7 +330,7 @@ def test_rows_that_were_given_up_stay_so() -> None:
     made = reencode(store, bare, store, Reencoding(chunk_tokens=64))
     assert not any(chunk.blobs for chunk in made.chunks)
     (again,) = [item for item in plan_reencoding(bare, Reencoding()).items if item.fate is Fate.RECOMPUTED]
-    assert again.what == "tokens from 0 on"
+    assert (again.what, again.count) == ("tokens", 700)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -348,8 +349,8 @@ def test_a_chunk_of_which_rows_are_missing_has_none(missing: int) -> None:
     larger = reencode(store, left, store, Reencoding(chunk_tokens=512))
     assert [bool(chunk.blobs) for chunk in larger.chunks] == [False, True]
     items = plan_reencoding(left, Reencoding(chunk_tokens=512)).items
-    told = {item.what: item.fate for item in items}
-    assert told.get("256 lengths to cut back to") is (Fate.DROPPED if missing else None)
+    lost = [item.count for item in items if item.what == "lengths to cut back to"]
+    assert lost == [256] * missing
 
 
 @pytest.mark.parametrize(("size", "first"), [(64, 1199), (256, 1199), (1024, 1024), (4096, 0)])
