@@ -212,7 +212,7 @@ def _proven(
     """Raises Unproven of the candidate that came nearest."""
     geometry, target = _geometry(engine, state), target_of(engine)
     proofs = [(prove(engine, geometry, target, rows, tokens), rotation, rows) for rotation, rows in found]
-    proof, rotation, rows = min(proofs, key=lambda each: (not each[0].proven, each[0].worst.drift))
+    proof, rotation, rows = min(proofs, key=lambda each: each[0].worst.apart)
     proof.require(engine.model_name)
     brought = Brought(_label(state), Proven.ROWS, rows.conversion.loss, proof.worst.drift)
     return Examined(tokens, rows, proof, rotation, brought, rows.conversion)

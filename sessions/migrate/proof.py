@@ -54,6 +54,11 @@ class LayerDrift:
     layer: int
     drift: float
 
+    @property
+    def apart(self) -> float:
+        """The same for comparing: what is no number is further away than any."""
+        return math.inf if math.isnan(self.drift) else self.drift
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -68,7 +73,7 @@ class Proof:
     @property
     def worst(self) -> LayerDrift:
         """The layer that is furthest away, or is no number."""
-        return max(self.layers, key=lambda each: math.inf if math.isnan(each.drift) else each.drift)
+        return max(self.layers, key=lambda each: each.apart)
 
     @property
     def proven(self) -> bool:

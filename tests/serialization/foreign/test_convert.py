@@ -23,7 +23,7 @@ from serialization.foreign.foreign_state import (
 )
 from serialization.foreign.geometry import CacheRole, Geometry, LayerRows, Pairing, RowsCache, Window
 from serialization.foreign.outward import Wanted, to_foreign
-from serialization.foreign.target import Target, may_be_rotated
+from serialization.foreign.target import Target, foreign_form, may_be_rotated
 from serialization.values import encode
 
 HEADS, SIZE, WINDOW = 2, 64, 8
@@ -147,6 +147,21 @@ def test_a_rotation_that_nobody_told_is_asked_for() -> None:
     with pytest.raises(Unsupported, match="rotated"):
         to_rows(given, PLAIN, target(PLAIN, "f16", "q8_0"))
     assert to_rows(given, PLAIN, target(PLAIN, "f16", "q8_0"), Rotation.ROTATED).conversion.exact
+
+
+@pytest.mark.parametrize(
+    ("size", "keys", "values"),
+    [(64, 64, 64), (96, 0, 0), (128, 128, 64), (192, 64, 64), (256, 256, 64), (32, 0, 0)],
+)
+def test_llama_cpp_rotates_keys_by_as_many_values_as_it_can_and_values_by_64(
+    size: int, keys: int, values: int
+) -> None:
+    layer = LayerRows(0, HEADS, size, size, size)
+    for tensor, block in ((Tensor.KEYS, keys), (Tensor.VALUES, values)):
+        for dtype, rotated in (("q8_0", True), ("q8_0", False), ("f16", True)):
+            form = foreign_form(layer, tensor, dtype, ValueOrder.GGML, Pairing.HALVES, rotated)
+            assert form.block == (block if dtype == "q8_0" and rotated else 0)
+        assert foreign_form(layer, tensor, "q8_0", ValueOrder.OURS, Pairing.HALVES, True).block == 0
 
 
 def test_plain_rows_are_never_rotated_whatever_is_told() -> None:

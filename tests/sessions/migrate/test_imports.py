@@ -106,6 +106,24 @@ def test_the_session_says_where_it_came_from_and_how_it_was_proven(
     assert "layout" in brought.source
 
 
+def test_it_has_a_canary_for_engines_to_come(manager: SessionManager, engine: Engine) -> None:
+    import_foreign(manager, foreign_of(engine, TOKENS), Wish("report"))
+    canary = manager.manifest("report").canary
+    assert canary is not None
+    assert canary.position == 49
+    assert engine.canary_drift(resumed(manager), canary) < 1e-4
+
+
+def test_values_that_the_cache_cannot_say_are_not_taken_the_ids_are_read(make_engine: MakeEngine) -> None:
+    engine = make_engine(type_k="f16", type_v="f16")
+    state = foreign_of(engine, TOKENS)
+    state.caches[0].rows[0].data[3].view(torch.float32)[:] = 1e6
+    examined = examine(engine, state, Wish())
+    assert examined.brought.proven is Proven.REREAD
+    (dropped,) = examined.conversion.of(Fate.DROPPED)
+    assert "cannot say" in dropped.why
+
+
 def test_what_the_file_had_no_rows_of_is_read(manager: SessionManager, engine: Engine) -> None:
     examined = import_foreign(
         manager, foreign_of(engine, TOKENS[:40]), Wish("report", tokens=TOKENS)
@@ -234,9 +252,10 @@ def test_ids_that_the_rows_are_not_of_are_refused(manager: SessionManager, engin
     assert nothing_is_there(manager, engine)
 
 
-def test_rows_that_are_no_numbers_are_refused(manager: SessionManager, engine: Engine) -> None:
+@pytest.mark.parametrize("tensor", [0, 5])
+def test_rows_that_are_no_numbers_are_refused(manager: SessionManager, engine: Engine, tensor: int) -> None:
     state = foreign_of(engine, TOKENS)
-    state.caches[0].rows[0].data[-1].view(torch.float32)[:] = torch.nan
+    state.caches[0].rows[tensor].data[-1].view(torch.float32)[:] = torch.nan
     with pytest.raises(Unproven, match="nan"):
         import_foreign(manager, state, Wish("report"))
     assert nothing_is_there(manager, engine)
