@@ -72,7 +72,8 @@ class Wish:
 class Examined:
     """What an import would do, and nothing done yet. `rows` are those that would be taken, None where the
     model would read all `tokens`. `messages` are those of a chat; without any, the session's text can be
-    gone on with, but not as a chat. `conversion` says what becomes of what is in the file. `rotation` is the
+    gone on with, but not as a chat. `proof` is there where one was asked for; `logits` follow the rows,
+    where they could be computed. `conversion` says what becomes of what is in the file. `rotation` is the
     one that was found."""
 
     tokens: tuple[int, ...]
@@ -81,6 +82,7 @@ class Examined:
     rotation: Rotation
     brought: Brought
     conversion: Conversion
+    logits: torch.Tensor | None = None
     messages: tuple[Message, ...] = ()
 
     @property
@@ -215,14 +217,16 @@ def _proven(
     proof, rotation, rows = min(proofs, key=lambda each: each[0].worst.apart)
     proof.require(engine.model_name)
     brought = Brought(_label(state), Proven.ROWS, rows.conversion.loss, proof.worst.drift)
-    return Examined(tokens, rows, proof, rotation, brought, rows.conversion)
+    return Examined(tokens, rows, proof, rotation, brought, rows.conversion, proof.logits)
 
 
-def _asked(engine: Verbs, state: ForeignState, rows: Converted, tokens: tuple[int, ...]) -> Proof | None:
+def _asked(
+    engine: Verbs, state: ForeignState, rows: Converted, tokens: tuple[int, ...]
+) -> torch.Tensor | None:
     """What follows the rows, computed from them. None where they are too few for it, and it has to be
     given."""
     try:
-        return prove(engine, _geometry(engine, state), target_of(engine), rows, tokens)
+        return prove(engine, _geometry(engine, state), target_of(engine), rows, tokens).logits
     except Unproven:
         if len(tokens) == rows.length:
             raise
@@ -230,10 +234,14 @@ def _asked(engine: Verbs, state: ForeignState, rows: Converted, tokens: tuple[in
 
 
 def _trusted(
-    state: ForeignState, tokens: tuple[int, ...], rotation: Rotation, rows: Converted, proof: Proof | None
+    state: ForeignState,
+    tokens: tuple[int, ...],
+    rotation: Rotation,
+    rows: Converted,
+    logits: torch.Tensor | None,
 ) -> Examined:
     brought = Brought(_label(state), Proven.UNVERIFIED, rows.conversion.loss)
-    return Examined(tokens, rows, proof, rotation, brought, rows.conversion)
+    return Examined(tokens, rows, None, rotation, brought, rows.conversion, logits)
 
 
 def _reread(state: ForeignState, tokens: tuple[int, ...], why: str) -> Examined:
@@ -271,8 +279,8 @@ def _state(engine: Verbs, examined: Examined, rows: Converted) -> SequenceState:
     tokens, length = examined.tokens, rows.length
     edge: Edge = Pending(tokens[length]) if len(tokens) > length else None
     canary = None
-    if examined.proof is not None:
-        logits = examined.proof.logits
+    logits = examined.logits
+    if logits is not None:
         canary = _canary(length, logits)
         if edge is None:
             edge = NextLogits(logits)

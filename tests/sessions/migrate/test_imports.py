@@ -331,8 +331,9 @@ def proven(manifest: Manifest) -> Proven | None:
 
 
 def test_what_is_trusted_says_so_for_ever(trusted: tuple[SessionManager, ForeignState]) -> None:
-    manager, _ = trusted
+    manager, state = trusted
     assert proven(manager.manifest("report")) is Proven.UNVERIFIED
+    assert examine(manager.engine, state, Wish(taking=Taking.TRUSTED)).proof is None
     session = manager.open("report")
     seq, _ = manager.resume(session)
     manager.engine.feed(seq, (1, 2, 3))

@@ -67,6 +67,13 @@ def test_a_text_is_no_conversation(engine: Engine, text: str) -> None:
     assert messages_of(engine, engine.tokenizer.encode(text)) == ()
 
 
+def test_what_the_template_would_not_have_written_is_no_conversation(engine: Engine) -> None:
+    """A control token within a message: as text of the message it has other ids."""
+    ids = list(rendered(engine, [USER, REPLY], False))
+    ids.insert(len(ids) // 2, engine.tokenizer.encode_special("<|endoftext|>")[0])
+    assert messages_of(engine, ids) == ()
+
+
 def test_without_a_template_there_is_none(engine: Engine) -> None:
     ids = rendered(engine, [USER, REPLY], False)
     engine.template = None
