@@ -24,7 +24,7 @@ FUZZ_SECONDS ?= 600
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DELETE_ON_ERROR:
-.PHONY: help setup models chromium demo test test-all workers llama check fuzz bench docs images clean
+.PHONY: help setup models chromium demo test test-all workers llama migrate check fuzz bench docs images clean
 
 help:
 	@sed -n 's/^#   //p' Makefile

@@ -13,8 +13,10 @@ import click
 
 from cli.app import DEFAULT_TENANT, App
 from cli.files import replacing
+from cli.foreign import ForeignSaid, foreign_options, words_of_export, words_of_import
 from cli.moving import progress_bar
-from cli.options import EngineOptions, with_app
+from cli.named_model import NamedModel
+from cli.options import with_app
 from cli.output import counted, size
 from cli.reencoding import reencoding_options
 from cli.retention import byte_size, quota_said
@@ -22,9 +24,6 @@ from cli.whose import known_tenants
 from engine.errors import Drifted, ProblemsFound, UsageError
 
 if TYPE_CHECKING:
-    from engine.runner import Engine
-    from serialization.manifest import Manifest
-    from serialization.reencode.reencoding import Reencoding
     from sessions.keyring.ring import Keyring
     from sessions.migrate.endpoints import Endpoint
     from sessions.migrate.moved import Moved
@@ -49,6 +48,7 @@ class _Said:
     budget: int | None
     newest: bool
     wanted: Mapping[str, Any]
+    foreign: ForeignSaid
 
 
 @click.command()
@@ -76,6 +76,7 @@ class _Said:
     help="Bytes that rows may take in DST; the sessions used longest ago give theirs up.",
 )
 @reencoding_options
+@foreign_options
 @click.option(
     "--verify",
     "count",
@@ -122,7 +123,7 @@ def migrate(
     from sessions.migrate.endpoints import StoreEnd, source_of, target_of
 
     given = _Said(clash=clash or "refuse", **said)
-    ends = source_of(source, app.url), target_of(target, app.url)
+    ends = source_of(source, app.url), target_of(target, app.url, given.foreign.format is not None)
     if not all_tenants:
         tenants, others = [app.tenant], 0
     else:
@@ -131,13 +132,13 @@ def migrate(
         tenants, others = known_tenants(app, ends[0].url)
     if given.wanted.get("cut") is not None and isinstance(ends[0], StoreEnd):
         raise UsageError("--cut is of one session: STORE#SESSION")
-    engine = _Model(app, model, threads)
-    requests = [_request(app, given, tenant, engine) for tenant in tenants]
+    named = NamedModel(app, model, threads)
+    requests = [_request(app, given, tenant, named, ends[1]) for tenant in tenants]
     if dry_run:
         _plan(app, ends, requests)
     else:
         done = _run(app, ends, requests)
-        drifted = [] if count is None else _verify(app, ends, requests, done, count, engine)
+        drifted = [] if count is None else _verify(app, ends, requests, done, count, named)
         _conclude(ends, done, drifted)
     if others:
         app.out.warn(
@@ -145,44 +146,31 @@ def migrate(
         )
 
 
-class _Model:
-    """The model that was named, loaded when it is first asked for."""
-
-    def __init__(self, app: App, model: str | None, threads: int | None) -> None:
-        self._app = app
-        self._options = EngineOptions(model, None, {} if threads is None else {"threads": threads})
-        self._engine: Engine | None = None
-
-    def load(self, manifest: Manifest | None = None) -> Engine:
-        """With room for a session twice, where one is given; it also says which model, if nothing else does.
-        Raises UsageError where nothing says it."""
-        from cli.loading import load
-        from cli.verify import with_room
-
-        if self._options.model is None and manifest is None:
-            raise UsageError("this needs the model of the sessions: name it with -m")
-        if self._engine is None:
-            options = self._options if manifest is None else with_room(self._options, manifest)
-            self._engine = load(options, manifest, self._app.out)
-        return self._engine
-
-
-def _reencoded(wanted: Reencoding, model: _Model) -> Reencoded:
+def _reencoded(wanted: Mapping[str, Any], model: NamedModel) -> Reencoded:
     """The model is loaded here where it will be asked: sessions are carried by several threads, and none of
     them is this command's."""
+    from serialization.reencode.reencoding import Reencoding
     from sessions.migrate.reencoded import Reencoded
 
-    asked = wanted.type_k is not None or wanted.type_v is not None
-    return Reencoded(wanted, model.load().form if asked else None)
+    asked = wanted.keys() & {"type_k", "type_v"}
+    return Reencoded(Reencoding(**wanted), model.opened({}).form if asked else None)
 
 
-def _request(app: App, said: _Said, tenant: str, model: _Model) -> Request:
-    from serialization.reencode.reencoding import Reencoding
+def _request(app: App, said: _Said, tenant: str, model: NamedModel, target: Endpoint) -> Request:
+    from sessions.migrate.endpoints import ForeignEnd
+    from sessions.migrate.foreign import Told
     from sessions.migrate.opening import Keys
     from sessions.migrate.request import Request
     from sessions.migrate.survey import Clash
     from sessions.policy import Policy
 
+    wanted, types = dict(said.wanted), {}
+    if isinstance(target, ForeignEnd):  # there they are what the other program's cache is of
+        types = {name: wanted.pop(name) for name in ("type_k", "type_v") if name in wanted}
+    told = Told(
+        examined=lambda examined: app.out.note(words_of_import(examined)),
+        exported=lambda exported: app.out.note(words_of_export(exported)),
+    )
     return Request(
         reading=_reading,
         writing=lambda path: _writing(path, said.force),
@@ -190,9 +178,10 @@ def _request(app: App, said: _Said, tenant: str, model: _Model) -> Request:
         keys=Keys(app.unlocking.keyring(), _keyring_of_target(app, said), said.clear),
         policy=Policy.from_mapping({"quota": quota_said(), "budget": said.budget}),
         clash=Clash[said.clash.upper()],
-        conversion=_reencoded(Reencoding(**said.wanted), model) if said.wanted else None,
+        conversion=_reencoded(wanted, model) if wanted else None,
         newest=said.newest,
         jobs=said.jobs,
+        foreign=said.foreign.files(model.opened, told, **types),
     )
 
 
@@ -308,7 +297,7 @@ def _verify(
     requests: list[Request],
     done: list[Moved],
     count: int,
-    model: _Model,
+    model: NamedModel,
 ) -> list[str]:
     """Ask at the destination, and tell. Returns the sessions that have drifted."""
     from cli.verify import as_data, tell
@@ -317,7 +306,7 @@ def _verify(
 
     told, drifted = [], []
     for request, moved in zip(requests, done, strict=True):
-        for asked in verified(*ends, request, moved, count, Policy().drift, model.load):
+        for asked in verified(*ends, request, moved, count, Policy().drift, model.with_room):
             if asked.found is None:
                 app.out.warn(f"session {asked.session} could not be asked: {asked.why}")
             elif app.out.as_json:

@@ -148,13 +148,13 @@ class OneSession:
 
     def _planned(self, items: tuple[Item, ...], nbytes: int) -> Plan:
         ends = str(self._source), str(self._target)
-        return Plan(*ends, self._request.tenant, items, 1, nbytes)
+        return Plan(*ends, self._request.tenant, tuple(item for item in items if item.count), 1, nbytes)
 
     def _kept(self, manifest: Manifest) -> Iterator[Item]:
         yield Item(Fate.KEPT, "tokens", manifest.length, "their ids, and the text of all messages")
         refs = list(manifest.blobs())
         if not has_rows(manifest):
-            yield Item(Fate.KEPT, "rows", 0, "there are none: the tokens are to be read again")
+            yield Item(Fate.RECOMPUTED, "tokens", manifest.length, "no rows are stored: they are read again")
             return
         converted = self._request.conversion is not None
         why = "each checked on its way" if not converted else "each checked, and then converted"
