@@ -129,7 +129,10 @@ def _read_any(cursor: Cursor, num_cells: int, words: int) -> Cells:
     is_owner = np.ones(at, np.bool_)
     for word in range(head):
         is_owner[starts + word] = False
-    extension = flat[starts[:, None] + np.arange(2, head)] if words else None
+    extension = np.empty((num_cells, words), np.int32) if words else None
+    if extension is not None:
+        for word in range(words):
+            extension[:, word] = flat[starts + 2 + word]
     return Cells(flat[starts], flat[starts + 1], flat[is_owner], extension)
 
 

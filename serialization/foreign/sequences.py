@@ -35,8 +35,11 @@ def sequences_in(file: LlamaFile) -> tuple[int, ...]:
     """The ids of the sequences that have cells, rising. Layout 2a names none: then it is 0."""
     if file.grammar.scope is Scope.SEQUENCE:
         return (_own_id(file),)
-    owners = [cells.owners for part in file.parts for cells in _cells(part)]
-    return tuple(np.unique(np.concatenate(owners)).tolist()) if owners else ()
+    found: set[int] = set()
+    for part in file.parts:
+        for cells in _cells(part):
+            found.update(np.unique(cells.owners).tolist())
+    return tuple(sorted(found))
 
 
 def sequence_of(file: LlamaFile, geometry: Geometry, sequence: int | None = None) -> ForeignState:

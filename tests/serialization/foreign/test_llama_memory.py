@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import StateError
 from serialization.foreign.detect import read_llama
-from serialization.foreign.geometry import CacheRole, Geometry
+from serialization.foreign.geometry import CacheRole, CellExtension, Geometry
 from tests.golden.llama import (
     Kv,
     name_of,
@@ -27,6 +27,7 @@ from tests.serialization.foreign.geometries import rows
 WIDE = Geometry("llama", 100, 1, (rows(CacheRole.FULL, 0, keys=4096, values=4096),))
 #: as narrow as can be: a file of many cells has nothing else
 THIN = Geometry("llama", 100, 1, (rows(CacheRole.FULL, 0, keys=1, values=None),))
+PLACED = replace(THIN, extension=CellExtension.POSITION_2D)
 ROWS = Kv((0,), (owned(range(40), 0),), keys=("f16", 4096), values=("f16", 4096))
 LLAMA = name_of("llama")
 
@@ -48,6 +49,9 @@ def files() -> Iterator[tuple[str, Geometry, bytes]]:
     yield "cells of one owner, and one of two", THIN, of_cells([1] * 3_000 + [2])
     yield "cells of one and two owners", THIN, of_cells([1, 2] * 1_500)
     yield "cells of many owners", THIN, of_cells([256] * 500)
+    placed = tuple((at, (0,) if at else (0, 1), (at, at, 7)) for at in range(3_000))
+    kv = Kv((0,), (placed,), keys=("f16", 1), values=None)
+    yield "cells with places", PLACED, session_file(10, (), LLAMA, kv)
     yield "cells of many owners, and one of one", THIN, of_cells([256] * 500 + [1])
 
 

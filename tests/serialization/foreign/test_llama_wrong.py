@@ -231,6 +231,10 @@ def test_media_are_inside_of_the_tokens_and_padded_with_zeros() -> None:
     behind = packed((11, -1, 13), [(3, b"12345678")])
     with pytest.raises(Corrupt, match="starts behind the last token"):
         read_llama(sequence_file(3, behind, kv), GEOMETRIES["pictures"])
+    first = sequence_file(3, packed((-1, -1, 13), [(0, b"12345678"), (1, b"1")]), kv)
+    assert read_llama(first, GEOMETRIES["pictures"]).notes == (
+        "2 media stand among the tokens, which are not taken",
+    )
     padded = packed((11, -1, 13), [(1, b"1234567")])
     padded[-1] |= 1 << 24
     with pytest.raises(Corrupt, match="do not end where their list does"):
