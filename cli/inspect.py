@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("template", manifest.template or "-"),
         ("tokens", f"{manifest.length:,}"),
         ("rows", ", ".join(f"[{s.start:,}, {s.stop:,}) {s.provenance}" for s in manifest.spans) or "-"),
+        *(("from", each) for each in _brought(manifest)),
         *(("re-encoded", _told_loss(loss)) for loss in manifest.reencoded),
         ("layout", layout_line(manifest.layout)),
         ("blobs", f"{len(blobs)}, {size(sum(ref.nbytes for ref in blobs))}"),
@@ -68,6 +70,20 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("sampler", _sampler(manifest)),
         ("features", ", ".join(manifest.features) or "-"),
     ]
+
+
+def _brought(manifest: Manifest) -> Iterator[str]:
+    """Where it came from, and how it is known that the rows are the model's."""
+    brought = manifest.brought
+    if brought is None:
+        return
+    proven = {
+        "rows": f"proven by its last rows, {brought.drift or 0:.2g} apart",
+        "reread": "its tokens were read anew",
+        "unverified": "unverified",
+    }[brought.proven]
+    loss = f"; converted with a loss of {brought.loss:.2%}" if brought.loss else ""
+    yield f"{brought.source}: {proven}{loss}"
 
 
 def _told_loss(loss: Loss) -> str:

@@ -16,9 +16,10 @@ from engine.errors import (
     StoreError,
     TenutoError,
 )
-from engine.state import Pending, SamplerParams, SeqId, SequenceState
+from engine.state import Pending, Provenance, SamplerParams, SeqId, SequenceState
 from engine.verbs import Verbs
 from serialization.blobs import Store
+from serialization.brought import Proven
 from serialization.losses import Loss
 from serialization.manifest import Manifest
 from serialization.resume import common_prefix, last_resumable
@@ -100,6 +101,8 @@ def restore(
     except BaseException:
         engine.close(seq)
         raise
+    if restored and (unverified := _unverified(manifest)):
+        detail = f"{detail}, {unverified}" if detail else unverified
     recomputed = len(manifest.tokens) - restored
     seconds = time.perf_counter() - started
     return seq, RestoreResult(
@@ -255,6 +258,15 @@ def _told_losses(losses: Sequence[Loss]) -> str:
         words = ", ".join(f"{before} to {after}" for before, after in pairs)
         told.append(f"{words}{' exactly' if loss.is_exact else ''}")
     return f"its rows were re-encoded, {', then '.join(told)}"
+
+
+def _unverified(manifest: Manifest) -> str:
+    """That rows of another system were taken on trust; empty where none were, or are any more."""
+    brought = manifest.brought
+    there = any(span.provenance is Provenance.IMPORTED for span in manifest.spans)
+    if brought is None or brought.proven is not Proven.UNVERIFIED or not there:
+        return ""
+    return f"nobody verified the rows of {brought.source}"
 
 
 def _same_words(engine: Verbs, manifest: Manifest) -> bool:

@@ -335,7 +335,8 @@ def test_what_is_trusted_says_so_for_ever(trusted: tuple[SessionManager, Foreign
     assert proven(manager.manifest("report")) is Proven.UNVERIFIED
     assert examine(manager.engine, state, Wish(taking=Taking.TRUSTED)).proof is None
     session = manager.open("report")
-    seq, _ = manager.resume(session)
+    seq, restored = manager.resume(session)
+    assert restored.detail.startswith("nobody verified the rows of llama.cpp")
     manager.engine.feed(seq, (1, 2, 3))
     manager.save(session, seq, ())
     session.close()
