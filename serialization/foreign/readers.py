@@ -165,11 +165,10 @@ def _index_of(folder: int) -> bytes | None:
 
 def _reader(path: Path, file: int) -> Reader:
     first = os.pread(file, FIRST_NBYTES, 0)
-    refusal = refused_file(first)
-    if refusal is not None:
-        raise UnknownFormat(f"{path}: {refusal}")
-    if begins_tensor_file(first):
+    if begins_tensor_file(first):  # asked first: the length of its header may begin as a pickle does
         first = os.pread(file, PREFIX_NBYTES + MAX_HEADER_NBYTES, 0)
+    elif (refusal := refused_file(first)) is not None:
+        raise UnknownFormat(f"{path}: {refusal}")
     for reader in READERS:
         if reader.fits(first):
             return reader

@@ -37,6 +37,17 @@ def test_a_kind_is_told_by_what_is_in_a_file_and_not_by_its_name(tmp_path: Path,
         assert kind_of(source) is kind_of(other) is kind
 
 
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
+def test_a_header_whose_length_begins_as_a_pickle_is_a_header(length: int, tmp_path: Path) -> None:
+    data = bytes(plain())
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")].ljust(length)
+    path = tmp_path / "dump.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + header + data[8 + len(header.rstrip()) :].lstrip(b" "))
+    assert path.read_bytes()[:2] == bytes((0x80, length >> 8))
+    assert kind_of(path) is Kind.TRANSFORMERS
+    assert read_foreign(path, ONE).length == 5
+
+
 def test_every_kind_is_read(dump: Path) -> None:
     assert read_foreign(LLAMA, GEOMETRIES["plain"]).source.startswith("llama.cpp")
     assert read_foreign(MLX, PLAIN).source == "a prompt cache of mlx-lm"

@@ -16,6 +16,7 @@ from serialization.foreign.foreign_state import ForeignState
 from serialization.foreign.geometry import Geometry
 from serialization.foreign.readers import READERS, Asked, Kind, read_bytes
 from serialization.foreign.refused import refused_file
+from serialization.foreign.tensor_file import begins_tensor_file
 from serialization.foreign.torch_dump import write_torch_dump
 from tests.serialization.foreign import test_mlx, test_torch_dump
 from tests.serialization.foreign.geometries import GEOMETRIES
@@ -72,7 +73,7 @@ def _llama(data: bytearray, geometry: Geometry) -> object:
 def _any(data: bytearray, geometry: Geometry) -> object:
     """Which kind a file is by its first bytes, and then what it holds."""
     first = bytes(data)
-    if refused_file(first) is not None:
+    if not begins_tensor_file(first) and refused_file(first) is not None:
         return None
     for reader in READERS:
         if reader.fits(first):
