@@ -86,15 +86,14 @@ def _cells(cache: RowsCache, held: Mapping[int, HeldRows], pairing: Pairing) -> 
     if len(bounds) > 1:
         raise Corrupt(f"layers of the {cache.role} cache hold rows of different positions")
     start, stop = bounds.pop() if bounds else (0, 0)
-    unseen = _unseen(cache.window, start, stop)
     keys, values = [], []
     for shape in cache.layers:
         k, v = _tensors(shape, held[shape.layer])
         mine = runs[shape.layer]
-        keys.append(_rows(shape.layer, Tensor.KEYS, k, mine, turns_of(shape, pairing), unseen))
+        keys.append(_rows(shape.layer, Tensor.KEYS, k, mine, turns_of(shape, pairing)))
         if v is not None:
-            values.append(_rows(shape.layer, Tensor.VALUES, v, mine, None, unseen))
-    return ForeignCells(cache.role, np.arange(start - unseen, stop), (*keys, *values))
+            values.append(_rows(shape.layer, Tensor.VALUES, v, mine, None))
+    return ForeignCells(cache.role, np.arange(start, stop), (*keys, *values))
 
 
 def _last_runs(cache: RowsCache, layer: int, rows: HeldRows) -> tuple[Run, ...]:
@@ -121,14 +120,6 @@ def _needed_from(window: Window, length: int) -> int:
     if window.chunked:
         return length // window.size * window.size
     return max(0, length - window.size + 1)
-
-
-def _unseen(window: Window | None, start: int, stop: int) -> int:
-    """1 where the oldest row of a window is missing, which our states have and no token to come may see; 0
-    where it is there: transformers keeps one row fewer than a window is wide."""
-    if window is None or stop <= window.size:
-        return 0
-    return int(start == stop - window.size + 1)
 
 
 def _tensors(shape: LayerRows, rows: HeldRows) -> tuple[Slots, Slots | None]:
@@ -166,14 +157,11 @@ def turns_of(shape: LayerRows, pairing: Pairing) -> Ints | None:
     return order
 
 
-def _rows(
-    layer: int, tensor: Tensor, held: Slots, runs: Sequence[Run], turns: Ints | None, unseen: int
-) -> ForeignRows:
-    """Slots of [heads, slots, size] as rows of [heads, size], in the order of `runs`, behind `unseen` rows of
-    zeros."""
+def _rows(layer: int, tensor: Tensor, held: Slots, runs: Sequence[Run], turns: Ints | None) -> ForeignRows:
+    """Slots of [heads, slots, size] as rows of [heads, size], in the order of `runs`."""
     heads, _, size = held.shape
-    at = unseen
-    rows = np.zeros((at + sum(run.count for run in runs), heads, size), _STORED[held.dtype])
+    at = 0
+    rows = np.empty((sum(run.count for run in runs), heads, size), _STORED[held.dtype])
     for run in runs:
         for start in range(run.slot, run.slot + run.count, _STEP):
             some = held.rows(start, min(start + _STEP, run.slot + run.count))

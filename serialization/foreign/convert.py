@@ -36,18 +36,21 @@ SPARE_ROWS = 16
 class Converted:
     """Rows of the first `length` tokens by a target's layout: token rows from 0 on, window rows at least
     from where going on at `length` needs them. `dtypes` are those that they had; `points` has recurrent
-    state at `length`, where it could be had."""
+    state at `length`, where it could be had. The first `unseen` window rows are zeros: the state has none
+    there, memory asks for them, and no token from `length` on sees them."""
 
     length: int
     rows: tuple[Rows, ...]
     points: tuple[Point, ...]
     conversion: Conversion
     dtypes: frozenset[str]
+    unseen: int = 0
 
     @property
     def window_start(self) -> int:
         """The first token that all parts have a row of."""
-        return max((rows.start for rows in self.rows), default=0)
+        windows = [rows.start + self.unseen for rows in self.rows if rows.kind is PartKind.WINDOW]
+        return max(windows, default=0)
 
 
 def to_rows(
@@ -64,23 +67,26 @@ def to_rows(
     length = state.length
     sources = _Sources(state, geometry, state.rotation if rotation is None else rotation)
     report = Report()
-    rows = []
+    rows, unseen = [], 0
     for kind in (PartKind.TOKEN, PartKind.WINDOW):
         specs = parts_of(target.layout, kind)
         if specs and length:
             start = _start(kind, specs, sources, length)
+            before = max(0, start - _needed(specs, length)) if kind is PartKind.WINDOW else 0
+            unseen += before
             parts = []
             for spec in specs:
                 form, data = sources.rows(spec, start, length)
                 own = own_form(spec, geometry, target)
                 moved = move(data, form, own)
                 report.add(place_of(spec).tensor, form, own, moved.loss)
-                parts.append(moved.data)
-            rows.append(Rows(kind, start, length, tuple(parts)))
+                zeros = moved.data.new_zeros((before, moved.data.shape[1]))
+                parts.append(torch.cat((zeros, moved.data)) if before else moved.data)
+            rows.append(Rows(kind, start - before, length, tuple(parts)))
     points = _points(state, target)
     others = [Change(Fate.KEPT, "recurrent state")] if points else []
     return Converted(
-        length, tuple(rows), points, report.conversion([*others, *sources.left()]), sources.dtypes
+        length, tuple(rows), points, report.conversion([*others, *sources.left()]), sources.dtypes, unseen
     )
 
 
@@ -91,10 +97,21 @@ def _start(kind: PartKind, specs: tuple[PartSpec, ...], sources: _Sources, lengt
         if there:
             raise Corrupt(f"rows are needed of every token, and there are none before {there:,}")
         return 0
-    needed = max(0, length - max(spec.window or 0 for spec in specs))
-    if there > needed:
+    needed = _needed(specs, length)
+    # One fewer is enough: the oldest row of a window is one that only the last token saw. transformers keeps
+    # no more.
+    if there > needed + (length >= _window(specs)):
         raise Corrupt(f"window rows are needed from token {needed:,} on, and there are none before {there:,}")
     return max(there, needed - SPARE_ROWS)
+
+
+def _needed(specs: tuple[PartSpec, ...], length: int) -> int:
+    """The first window row that a memory of `length` tokens has."""
+    return max(0, length - _window(specs))
+
+
+def _window(specs: tuple[PartSpec, ...]) -> int:
+    return max(spec.window or 0 for spec in specs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from serialization.limits import MAX_LABEL_NBYTES
 from serialization.manifest import Message
 from sessions.manager import SessionManager
 from sessions.migrate.geometry import geometry_of, own_geometry_of, target_of
-from sessions.migrate.proof import Proof, let_go, prove
+from sessions.migrate.proof import Proof, let_go, provable, prove
 from sessions.migrate.spoken import messages_of
 from sessions.session import SessionInfo
 from sessions.turns import title_of_all
@@ -166,6 +166,10 @@ def _examined(engine: Verbs, state: ForeignState, wish: Wish, tokens: tuple[int,
         return _reread(state, tokens, "recurrent state cannot go back a token, so nothing could prove it")
     if wish.taking is Taking.TRUSTED:
         return _trusted(state, tokens, *found[0], _asked(engine, state, found[0][1], tokens))
+    if not provable(engine, found[0][1]):
+        return _reread(
+            state, tokens, "it has fewer window rows than its last token sees: nothing could prove it"
+        )
     return _proven(engine, state, tokens, found)
 
 

@@ -151,6 +151,15 @@ def let_go(engine: Verbs, seq: SeqId) -> None:
     engine.close(seq)
 
 
+def provable(engine: Verbs, rows: Converted) -> bool:
+    """Whether the file has the rows that its last token sees."""
+    try:
+        _start(engine, rows)
+    except Unproven:
+        return False
+    return True
+
+
 def _start(engine: Verbs, rows: Converted) -> int:
     """From where on tokens are computed again: as many as are wanted, but none that would see a row that the
     file has not."""

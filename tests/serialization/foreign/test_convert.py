@@ -216,9 +216,20 @@ def test_caches_that_end_at_different_positions_are_refused() -> None:
 
 
 def test_windows_that_lack_rows_are_refused() -> None:
-    given = state(cells(FULL, list(range(LENGTH))), cells(SLIDING, list(range(LENGTH - WINDOW + 1, LENGTH))))
-    with pytest.raises(Corrupt, match="needed from token 32 on, and there are none before 33"):
+    given = state(cells(FULL, list(range(LENGTH))), cells(SLIDING, list(range(LENGTH - WINDOW + 2, LENGTH))))
+    with pytest.raises(Corrupt, match="needed from token 32 on, and there are none before 34"):
         to_rows(given, WINDOWED, target(WINDOWED))
+
+
+def test_zeros_stand_for_the_row_of_a_window_that_no_token_sees_again() -> None:
+    given = state(cells(FULL, list(range(LENGTH))), cells(SLIDING, list(range(LENGTH - WINDOW + 1, LENGTH))))
+    found = to_rows(given, WINDOWED, target(WINDOWED))
+    (windows,) = [rows for rows in found.rows if rows.kind is PartKind.WINDOW]
+    assert (windows.start, windows.stop, found.unseen) == (LENGTH - WINDOW, LENGTH, 1)
+    assert found.window_start == LENGTH - WINDOW + 1
+    for part in windows.parts:
+        assert len(part) == WINDOW
+        assert not part[0].any()
 
 
 def test_a_window_of_rows_is_not_enough_for_a_memory_that_keeps_all() -> None:
