@@ -1,13 +1,14 @@
 """The file of an mlx-lm prompt cache as a tree: for every cache its class, its tensors and its numbers.
 
-`save_prompt_cache` flattens nested lists into names with dots. Two layouts were released. In both, names of
-tensors begin with the number of a cache, and all that is said of them is text:
+Three layouts were released. In two of them nested lists are flattened into names with dots; in all, names of
+tensors begin with the number of a cache, and what is said of them is text:
 
 | layout         | written by   | metadata                                                            |
 |----------------|--------------|---------------------------------------------------------------------|
 | mlx-lm scalars | from 0.32 on | `0.*` the user's; `1.N` class of cache N; `2.M.0` and `2.M.1` name and |
 |                |              | kind of a tensor that stands for a number, a text, or nothing       |
-| mlx-lm meta    | 0.19 to 0.31 | `0.N` and `0.N.M` numbers of cache N; `1.*` the user's; `2.N` class  |
+| mlx-lm meta    | up to 0.31   | `0.N` and `0.N.M` numbers of cache N; `1.*` the user's; `2.N` class  |
+| mlx-lm pairs   | up to 0.19.0 | the user's; tensors are `N_keys` and `N_values`, cut to what is used |
 
 A class is a name to be looked up in a table of ours, and never anything else.
 """
@@ -24,8 +25,13 @@ from serialization.foreign.tensor_file import TensorFile, quoted
 
 SCALARS = "mlx-lm scalars"
 META = "mlx-lm meta"
+PAIRS = "mlx-lm pairs"
 
 MAX_CACHES = 2**12
+
+#: What was said of every cache of pairs.
+_PAIRS_SAID = frozenset({"max_kv_size", "model", "tokenizer_config"})
+_PAIR = re.compile(r"(0|[1-9]\d{0,4})_(keys|values)")
 _MAX_NAME = 64
 _NUMBER = re.compile(r"\d{1,15}")
 
@@ -97,6 +103,8 @@ def layout_of(metadata: Mapping[str, str]) -> str | None:
         return SCALARS
     if _known(metadata.get("2.0")):
         return META
+    if metadata.keys() >= _PAIRS_SAID:
+        return PAIRS
     return None
 
 
@@ -106,6 +114,8 @@ def read_tree(file: TensorFile) -> Tree:
     layout = layout_of(file.metadata)
     if layout is None:
         raise UnknownFeature("the file's metadata are not those of an mlx-lm prompt cache")
+    if layout == PAIRS:
+        return Tree(layout, _pairs(file), file.metadata, file)
     said = _children(file.metadata)
     names = _texts(_children(said["1" if layout == SCALARS else "2"]))
     if len(names) > MAX_CACHES:
@@ -125,6 +135,21 @@ def read_tree(file: TensorFile) -> Tree:
         for number, (name, each) in enumerate(zip(names, below, strict=True))
     ]
     return Tree(layout, tuple(nodes), said.get("1", {}), file)
+
+
+def _pairs(file: TensorFile) -> tuple[Node, ...]:
+    """Caches of keys and values alone, numbered from 0 on."""
+    if file.metadata["max_kv_size"] != "None":
+        raise UnknownFeature("a ring of an old mlx-lm does not say which of its rows is the last")
+    below: dict[int, dict[str, str]] = {}
+    for name in file.entries:
+        found = _PAIR.fullmatch(name)
+        if found is None:
+            raise Corrupt(f"tensor {quoted(name)} is of no cache")
+        below.setdefault(int(found[1]), {})[found[2]] = name
+    if below.keys() != set(range(len(below))):
+        raise Corrupt("caches are missing between others")
+    return tuple(Node("KVCache", below[number], {}) for number in range(len(below)))
 
 
 def _known(name: str | None) -> bool:

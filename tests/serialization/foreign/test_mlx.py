@@ -389,6 +389,29 @@ def test_the_second_cache_of_a_layer_is_its_indexer() -> None:
         read_mlx(written(arrays, said), ONE)
 
 
+def pairs(**changes: str) -> dict[str, str]:
+    return {"model": "tiny", "tokenizer_config": "{}", "chat_template": "", "max_kv_size": "None", **changes}
+
+
+def test_the_oldest_layout_is_pairs_of_tensors() -> None:
+    state = read_mlx(written({"0_keys": kv(), "0_values": kv()}, pairs()), ONE)
+    assert (state.length, state.layout, state.notes) == (
+        3,
+        "mlx-lm pairs",
+        ("the file says 'model': 'tiny'",),
+    )
+    want = kv()[0].transpose(1, 0, 2).reshape(3, -1)
+    assert all((rows.data.view(torch.float16).numpy() == want).all() for rows in state.caches[0].rows)
+    with pytest.raises(UnknownFeature, match="does not say which of its rows is the last"):
+        read_mlx(written({"0_keys": kv(), "0_values": kv()}, pairs(max_kv_size="512")), ONE)
+    with pytest.raises(Corrupt, match="'0_more' is of no cache"):
+        read_mlx(written({"0_keys": kv(), "0_more": kv()}, pairs()), ONE)
+    with pytest.raises(Corrupt, match="missing between"):
+        read_mlx(written({"1_keys": kv(), "1_values": kv()}, pairs()), ONE)
+    with pytest.raises(Corrupt, match="has no values"):
+        read_mlx(written({"0_keys": kv()}, pairs()), ONE)
+
+
 def test_more_caches_than_any_model_has_are_refused() -> None:
     said = {f"2.{number}": "KVCache" for number in range(5000)}
     with pytest.raises(LimitExceeded, match="5,000 caches"):

@@ -100,6 +100,8 @@ def _mlx_seeds() -> Iterator[Seed]:
         name = path.name.split("-")[0]
         if name in _MLX:
             yield Seed(path.stem, path.read_bytes(), _MLX[name])
+    pairs = test_mlx.written({"0_keys": test_mlx.kv(), "0_values": test_mlx.kv()}, test_mlx.pairs())
+    yield Seed("pairs", bytes(pairs), test_mlx.ONE)
 
 
 def _dump_seeds() -> Iterator[Seed]:
