@@ -56,11 +56,11 @@ def test_a_file_that_goes_on_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("word", [0xFFFFFFFF, 0])
-def test_whatever_word_is_another_the_file_is_refused_or_means_exactly_that(name: str, word: int) -> None:
+def test_whatever_word_is_another_the_file_is_refused_or_means_exactly_that(name: str) -> None:
     """What is read is all that the file says: written again it is the same bytes, or it was refused."""
     data, geometry = golden(name), geometry_of(name)
     for at in range(0, len(data) - 3, 4):
+        word = 0xFFFFFFFF if at % 8 else 0
         changed = data[:at] + u32(word) + data[at + 4 :]
         try:
             files = read_files(changed, geometry)
@@ -214,8 +214,8 @@ def test_an_owner_that_llama_cpp_cannot_have_is_refused() -> None:
     for owners in ((256,), (-1,)):
         with pytest.raises(Corrupt, match="a sequence beyond 0 to 255"):
             read_llama(sequence_file(3, IDS, replace(PLAIN, cells=(owned(AT, *owners),))), MODEL)
-    nobody = replace(PLAIN, cells=(owned(AT),))
-    with pytest.raises(Corrupt, match="a cell of 0 owners"):
+    nobody = replace(PLAIN, cells=((*owned((0,), 0), *owned((1,))),))
+    with pytest.raises(Corrupt, match="at byte 53: a cell of 0 owners"):  # the second one
         read_llama(session_file(10, IDS, name_of("llama"), nobody), MODEL)
 
 
