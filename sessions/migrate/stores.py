@@ -232,7 +232,8 @@ class StoreMigration:
                 self._swap_ref(item, carried, None)
                 return None
             session = item.place.removeprefix(names.SESSIONS)
-            self._refuse_written(session)
+            if item.over is not None:
+                self._refuse_written(session)
             guard = None if item.name is None else self._take_name(item.name, session)
             self._prefixes.add(carried.manifest, 0)
             self._swap_ref(item, carried, guard)
@@ -246,8 +247,10 @@ class StoreMigration:
         return None
 
     def _swap_ref(self, item: Item, carried: Carried, guard: tuple[str, bytes] | None) -> None:
-        old, new = item.over, carried.blob
-        if not self._target.swap(item.place, None if old is None else old.encode(), new.encode(), guard):
+        old, new = None if item.over is None else item.over.encode(), carried.blob.encode()
+        if self._target.swap(item.place, old, new, guard):
+            return
+        if self._target.read(item.place) != new:  # else another migration of the same was faster
             raise StaleSession(f"{item.place} was changed in the destination meanwhile; it was left as it is")
 
     def _refuse_written(self, session: str) -> None:

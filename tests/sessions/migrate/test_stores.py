@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -486,6 +486,40 @@ def test_without_a_journal_what_is_the_same_is_known_by_itself_and_what_is_older
     with migration(source, target) as moving:
         moved = moving.run()
     assert (moved.before, moved.num_sessions) == (4, 1)
+    assert archives(target) == archives(source)
+
+
+class Contested(MemoryStore):
+    """Where something happens just before a session is committed."""
+
+    act: Callable[[str, bytes | None], object] | None = None
+
+    def swap(
+        self, name: str, old: bytes | None, new: bytes | None, guard: tuple[str, bytes] | None = None
+    ) -> bool:
+        if self.act is not None and name.startswith(names.SESSIONS):
+            act, self.act = self.act, None
+            act(name, new)
+        return super().swap(name, old, new, guard)
+
+
+def test_a_name_that_is_taken_at_the_last_moment_is_not_taken_twice() -> None:
+    source, target = MemoryStore(), Contested()
+    put_session(source, 1, "tea")
+    target.act = lambda name, new: put_session(target, 2, "tea")
+    with migration(source, target) as moving:
+        [problem] = moving.run().problems
+    assert "changed in the destination" in problem.message
+    assert len(refs(target, names.SESSIONS)) == 1
+    check_clean(target)
+
+
+def test_two_migrations_of_the_same_do_not_stand_in_each_others_way() -> None:
+    source, target = MemoryStore(), Contested()
+    fill(source)
+    target.act = lambda name, new: target.hint({name: new or b""})  # the other one was faster
+    with migration(source, target) as moving:
+        assert moving.run().problems == []
     assert archives(target) == archives(source)
 
 
