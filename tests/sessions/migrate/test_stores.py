@@ -160,18 +160,22 @@ def test_one_session_brings_what_was_kept_of_it_and_nothing_else() -> None:
 # --- what goes wrong -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("letter", "rR")
+@pytest.mark.parametrize(("letter", "codec"), [("r", None), ("R", None), ("R", "raw")])
 def test_a_destination_that_fails_at_any_call_has_nothing_partial_and_the_next_run_ends_it(
-    letter: str,
+    letter: str, codec: str | None
 ) -> None:
-    source = MemoryStore()
+    """Also where what arrives is not what was there, so that only the journal tells that it is the same."""
+    source, converted = MemoryStore(), MemoryStore()
     fill(source)
-    whole = archives(source)
+    said = {} if codec is None else {"conversion": Reencoded(Reencoding(codec=codec))}
+    with migration(source, converted, **said) as moving:
+        moving.run()
+    whole = archives(converted)
     call, failed = 0, 0
     while True:
         target = FaultyStore(MemoryStore(), "." * call + letter)
         try:
-            with migration(source, target, jobs=1) as moving:
+            with migration(source, target, jobs=1, **said) as moving:
                 moving.run()
         except StoreUnavailable:
             failed += 1
@@ -179,7 +183,7 @@ def test_a_destination_that_fails_at_any_call_has_nothing_partial_and_the_next_r
             assert archives(target.store).items() <= whole.items()
         if target.num_calls <= call:
             break
-        with migration(source, target.store) as moving:
+        with migration(source, target.store, **said) as moving:
             again = moving.run()
         assert again.problems == []
         assert archives(target.store) == whole
