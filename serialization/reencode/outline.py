@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,13 +64,15 @@ class Outline:
         )
 
     def _start(self, kind: PartKind, runs: list[tuple[int, int]], chunk: int, stop: int) -> int | None:
-        for first, last in runs:
-            if first < stop <= last:
-                if kind is PartKind.WINDOW:
-                    start = max(first, chunk, self.first_window)
-                    return start if start < stop else None
-                return chunk if first <= chunk else None
-        return None
+        """The first token of the rows in [chunk, stop) that reach its end; None without any."""
+        at = bisect_left(runs, stop, key=lambda run: run[0])
+        if not at or runs[at - 1][1] < stop:
+            return None
+        first = runs[at - 1][0]
+        if kind is PartKind.WINDOW:
+            start = max(first, chunk, self.first_window)
+            return start if start < stop else None
+        return chunk if first <= chunk else None
 
     def _runs(self, kind: PartKind) -> list[tuple[int, int]]:
         """Runs of tokens whose rows of this kind are named."""

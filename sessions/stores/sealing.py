@@ -41,7 +41,7 @@ def sealed_store(inner: Store, keyring: Keyring, tenant: str, config: StoreConfi
         if _holds_anything(inner):
             raise SealRefused(
                 f"the store of {tenant} lies in the clear, and is not sealed by giving keys: open it without"
-                " a master key, or move its sessions to a new store by export and import"
+                " a master key, or move its sessions to a new store with `tenuto migrate`"
             )
         keys.make(keyring.scope)
         _mark(inner, keys)

@@ -134,6 +134,7 @@ ROWS = "rows-b3-" + "0" * 64
 POINT = "point-b3-" + "0" * 64
 SALT = "b3-" + "a" * 64
 BROUGHT = {"drift": 0.5, "loss": 0.0, "proven": "rows", "source": "a file"}
+LOSS = ["kv.k.00", 0, "bf16", "q8_0", 0.5, 0.25]
 REPLY = [b"k" * 16, b"r" * 16, 3, 0, "eos"]
 
 
@@ -145,6 +146,27 @@ REPLY = [b"k" * 16, b"r" * 16, 3, 0, "eos"]
         ({"extra": {}}, Corrupt),
         ({"note": "x"}, Corrupt),
         ({"features": ["note"]}, Corrupt),
+        ({"chunk_tokens": 64}, Corrupt),
+        ({"features": ["chunk_tokens"]}, Corrupt),
+        ({"features": ["chunk_tokens"], "chunk_tokens": 256}, Corrupt),
+        ({"features": ["chunk_tokens"], "chunk_tokens": 100}, Corrupt),
+        ({"features": ["chunk_tokens"], "chunk_tokens": 0}, Corrupt),
+        (
+            {"features": ["chunk_tokens"], "chunk_tokens": 512, "chunks": [[0, 300, []], [256, 300, []]]},
+            Corrupt,
+        ),
+        ({"features": ["chunk_tokens"], "chunk_tokens": 64, "chunks": [[0, 128, []]]}, Corrupt),
+        ({"features": ["reencoded"]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": []}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, []]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[-1, [LOSS]]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, [LOSS]]] * 65}, LimitExceeded),
+        ({"features": ["reencoded"], "reencoded": [[0, [[*LOSS[:4], -0.5, 0.5]]]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, [[*LOSS[:4], 0.0, 0.5]]]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, [[*LOSS[:4], 0.5, 0.0]]]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, [[*LOSS[:4], float("inf"), 0.5]]]]}, Corrupt),
+        ({"features": ["reencoded"], "reencoded": [[0, [[*LOSS[:3], "q9_9", 0.5, 0.5]]]]}, UnknownFeature),
+        ({"features": ["reencoded"], "reencoded": [[0, [LOSS[:5]]]]}, Corrupt),
         ({"features": ["note"], "note": None}, Corrupt),
         ({"features": ["note"], "note": "x" * (2**20 + 1)}, LimitExceeded),
         ({"features": ["note", "draft"], "note": "x"}, Corrupt),

@@ -20,6 +20,7 @@ from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.prefix import PrefixIndex
+from sessions.reduce import tombstone
 from sessions.restore import Reason
 from sessions.stores.base import StoreConfig
 from sessions.stores.disk import DiskStore
@@ -169,6 +170,7 @@ def test_a_converted_session_goes_on_and_says_what_it_lost(
     fork = manager.fork(chat.session.id)
     assert manager.manifest(fork.id).reencoded == made.reencoded
     assert manager.check().problems == ()
+    assert tombstone(replace(after, chunk_tokens=64)).features == ()
 
 
 def test_converted_rows_are_nobody_elses(

@@ -10,10 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BlobMissing, ConfigError, Corrupt, LimitExceeded, NoCheckpoint
-from engine.state import Layout, NextLogits, PartKind, Pending, Provenance, Span, parts_of
+from engine.state import (
+    Layout,
+    NextLogits,
+    PartKind,
+    PartSpec,
+    Pending,
+    Point,
+    Provenance,
+    Span,
+    parts_of,
+)
 from serialization.chunks import CHUNK_SIZES, read_header
 from serialization.manifest import Manifest
-from serialization.pipelines import CODEC_SETS, RAW
+from serialization.pipelines import CODEC_SETS, DEFAULT, RAW
 from serialization.reencode.items import Fate
 from serialization.reencode.plan import plan_reencoding
 from serialization.reencode.reencode import reencode
@@ -147,6 +157,22 @@ def test_blobs_are_encoded_as_they_were_asked_to_be(name: str) -> None:
             assert section.pipeline in ((), CODEC_SETS[name].pipeline(section.dtype))
 
 
+def test_rows_point_state_and_logits_are_encoded_anew_alike() -> None:
+    store = CountingStore()
+    rows = state_of(300, FOUR_KINDS[:3])
+    flat = tuple(torch.zeros_like(part) for part in rows.rows[0].parts)
+    still = (Point(300, (torch.zeros(512, dtype=torch.uint8),)),)
+    layout = (*FOUR_KINDS[:3], PartSpec("conv", PartKind.POINT, 5, "f32", (128,)))
+    state = replace(rows, layout=layout, rows=(replace(rows.rows[0], parts=flat),), points=still)
+    state = replace(state, edge=NextLogits(torch.zeros(500)))
+    before = manifest_of(state, write_state(store, state, None, 0, DEFAULT))
+    for wanted, packed in (("raw", False), ("default", True)):
+        before = reencode(store, before, store, Reencoding(codec=wanted))
+        headers = [read_header(store.get(ref.blob)) for ref in before.blobs()]
+        assert {header.kind for header in headers} == {"token", "point", "logits"}
+        assert {bool(section.pipeline) for header in headers for section in header.sections} == {packed}
+
+
 def test_a_level_is_in_the_blobs_that_have_it_and_searches_harder() -> None:
     """Of rows that repeat themselves now and then."""
     store = CountingStore()
@@ -251,6 +277,7 @@ def test_trimmed_windows_are_those_that_going_on_needs(size: int | None) -> None
     assert not can_resume_at(made, 998)
     (gone,) = [item for item in plan_reencoding(before, wanted).items if item.what == "tokens' window rows"]
     assert (gone.fate, gone.count, gone.becomes) == (Fate.DROPPED, 699, 0)
+    assert gone.why.startswith("going on needs the last ones alone")
     assert gone.nbytes == 699 * sum(spec.row_nbytes for spec in parts_of(WINDOWED, PartKind.WINDOW))
 
 
@@ -295,6 +322,7 @@ def test_larger_chunks_cannot_name_window_rows_before_a_gap_and_the_plan_says_so
     lost = sum(map(len, resumable_lengths(before))) - sum(map(len, resumable_lengths(made)))
     assert told["lengths to cut back to"].count == lost
     assert told["tokens' window rows"].nbytes > 0
+    assert "cannot name them" in told["tokens' window rows"].why
     smaller = reencode(store, before, store, Reencoding(chunk_tokens=64))
     assert resumable_lengths(smaller) == resumable_lengths(before)
 
