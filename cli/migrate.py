@@ -14,10 +14,10 @@ import click
 from cli.app import DEFAULT_TENANT, App
 from cli.files import replacing
 from cli.foreign import ForeignSaid, foreign_options, words_of_export, words_of_import
-from cli.moving import progress_bar
+from cli.moving import progress_bar, tell_moved, tell_plan
 from cli.named_model import NamedModel
 from cli.options import with_app
-from cli.output import counted, size
+from cli.output import counted
 from cli.reencoding import reencoding_options
 from cli.retention import byte_size, quota_said
 from cli.whose import known_tenants
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from sessions.keyring.ring import Keyring
     from sessions.migrate.endpoints import Endpoint
     from sessions.migrate.moved import Moved
-    from sessions.migrate.plan import Item, Plan
     from sessions.migrate.reencoded import Reencoded
     from sessions.migrate.request import Request
-
-#: Problems of which a person is told.
-_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,31 +227,7 @@ def _plan(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) ->
         app.out.data([asdict(plan) for plan in plans] if len(plans) != 1 else asdict(plans[0]))
         return
     for plan in plans:
-        _tell_plan(app, plan, named=len(plans) > 1)
-
-
-def _tell_plan(app: App, plan: Plan, named: bool) -> None:
-    whose = f" of {plan.tenant}" if named else ""
-    app.out.text(f"from {plan.source} to {plan.target}{whose}: {_amount(plan)}")
-    for item in plan.items:
-        app.out.text(f"  {item.fate}: {_count(item)}; {item.why}")
-        for example in item.examples:
-            app.out.text(f"    {example}")
-    for clash in plan.clashes[:_TOLD]:
-        app.out.text(f"  clash: {clash}")
-    if plan.clashes:
-        app.out.text(
-            f"  {len(plan.clashes):,} clash, so that nothing is moved; --skip leaves them out, --rename finds"
-            " them another place"
-        )
-
-
-def _amount(plan: Plan) -> str:
-    return f"{counted(plan.num_sessions, 'session')}, about {size(plan.nbytes)}"
-
-
-def _count(item: Item) -> str:
-    return f"{item.what}, {item.count:,}" + ("" if item.nbytes is None else f" ({size(item.nbytes)})")
+        tell_plan(app.out, plan, named=len(plans) > 1)
 
 
 def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> list[Moved]:
@@ -270,7 +242,7 @@ def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> 
             app.out.note("what was moved by now is whole; the same command goes on from there")
             raise
         if not app.out.as_json:
-            _tell(app, done[-1])
+            tell_moved(app.out, done[-1])
     if app.out.as_json and not _streams(ends[1]):
         app.out.data([asdict(each) for each in done] if len(done) != 1 else asdict(done[0]))
     return done
@@ -318,27 +290,3 @@ def _verify(
     if app.out.as_json and not _streams(ends[1]):
         app.out.data(told)
     return drifted
-
-
-def _tell(app: App, moved: Moved) -> None:
-    if moved.session is not None:
-        app.out.text(moved.session)
-    told: list[tuple[int, str]] = [
-        (moved.before, "were there already"),
-        (moved.ahead, "went on there, and were left as they are"),
-        (moved.gone, "were moved before and deleted there: left out"),
-        (moved.skipped, "had something else in their place"),
-        (moved.expired, "were lost by the source itself: their time was over"),
-        (moved.again, "went on while they were moved, and were moved again"),
-        (moved.lost_blobs, "blobs of rows had expired in the source: those tokens are read again"),
-        (len(moved.writing), "are being written to in the source now: what is said there stays there"),
-    ]
-    pins = f" and {counted(moved.num_pins, 'kept turn')}" if moved.num_pins else ""
-    app.out.note(f"moved {counted(moved.num_sessions, 'session')}{pins}, {size(moved.nbytes)}")
-    for number, words in told:
-        if number:
-            app.out.note(f"  {number:,} {words}")
-    for problem in moved.problems[:_TOLD]:
-        app.out.warn(f"{problem.ref}: {problem.message}")
-    if len(moved.problems) > _TOLD:
-        app.out.warn(f"and {len(moved.problems) - _TOLD:,} more (--json tells all)")
