@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -27,8 +28,8 @@ ROUNDS = 12
 def test_a_save_meets_a_killed_server(engine: Engine) -> None:
     chance = random.Random(1)
     failed = 0
-    with RedisServer(durable=True) as server:
-        manager = SessionManager(open_store(server.url, config=CONFIG), engine, POLICY)
+    with RedisServer(durable=True) as server, closing(open_store(server.url, config=CONFIG)) as store:
+        manager = SessionManager(store, engine, POLICY)
         seq = engine.create()
         engine.feed(seq, engine.tokenizer.encode("before " * 60))
         session = manager.create()
@@ -46,12 +47,13 @@ def test_a_save_meets_a_killed_server(engine: Engine) -> None:
             killer.join()
             server.start()
             _until_up(manager)
-            now = SessionManager(open_store(server.url), engine, POLICY)
-            assert now.manifest(session.id).length in (stored, engine.length(seq))
-            assert now.check().clean
-            manager.save(session, seq, ())
-            stored = engine.length(seq)
-            assert now.manifest(session.id).length == stored
+            with closing(open_store(server.url)) as other:
+                now = SessionManager(other, engine, POLICY)
+                assert now.manifest(session.id).length in (stored, engine.length(seq))
+                assert now.check().clean
+                manager.save(session, seq, ())
+                stored = engine.length(seq)
+                assert now.manifest(session.id).length == stored
         session.close()
         again = manager.open(session.id)
         _, result = manager.resume(again)
