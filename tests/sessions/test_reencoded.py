@@ -17,6 +17,7 @@ from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import Reencoding, Windows
 from serialization.resume import can_resume_at, resumable_lengths
 from sessions.conversation import Conversation, Reply
+from sessions.keyring.keyset import Scope
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.prefix import PrefixIndex
@@ -291,6 +292,9 @@ def test_sealed_opened_and_sealed_for_another_tenant_it_is_the_same(tmp_path: Pa
     assert not {ref.blob for ref in sealed.blobs()} & {ref.blob for ref in moved.blobs()}
     assert opened == manifest
     assert reencode(ours, sealed, clear, Reencoding()) == manifest
+    each = sealed_store(MemoryStore(), ring(tmp_path / "each", Scope.SESSION), "default", StoreConfig())
+    own = each.scoped(manifest.session)
+    assert reencode(own, reencode(ours, sealed, own, Reencoding()), clear, Reencoding()) == manifest
     with pytest.raises(Exception, match="blob"):
         reencode(ours, moved, clear, Reencoding())
     other = SessionManager(theirs, engine, POLICY, tenant="other")
