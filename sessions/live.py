@@ -20,7 +20,7 @@ from sessions.restore import Reason, RestoreResult, readable
 from sessions.session import Session
 from sessions.transcript import align, align_tail
 from sessions.turn_start import TurnStart
-from sessions.turns import clipped, moved
+from sessions.turns import after_text, clipped, moved
 
 
 class Live:
@@ -115,14 +115,16 @@ class Live:
 
     def _read_prompt(self, cancel: Cancel | None) -> bool:
         """Bring the sequence to the end of the rendered conversation, feeding only what is new."""
-        pieces = self._template.render(
-            [{"role": message.role, "content": message.text} for message in self.messages]
-        )
-        ids = self.ids
+        text, said = after_text(self.messages)
+        pieces = self._template.render([{"role": message.role, "content": message.text} for message in said])
+        ids, tokenizer = self.ids, self._engine.tokenizer
         if not ids:
-            return self._begin(align(ids, pieces, self._engine.tokenizer).ids, cancel)
-        lay = align_tail if self.shifted else align
-        plan = lay(ids, pieces, self._engine.tokenizer)
+            before = () if text is None else tokenizer.encode(text.text)
+            return self._begin([*before, *align(before, pieces, tokenizer, len(before)).ids], cancel)
+        if self.shifted:
+            plan = align_tail(ids, pieces, tokenizer)
+        else:
+            plan = align(ids, pieces, tokenizer, 0 if text is None else text.stop)
         if plan.kept < len(ids):
             self._cut_back(plan.kept, plan.diverged)
         if self._turn_start is not None:

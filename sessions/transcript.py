@@ -52,9 +52,17 @@ def whole_characters(text: str) -> str:
     return _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def align(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> Alignment:
-    """Lay the rendered `pieces` over the fed (and pending) `ids`."""
-    runs = _runs(pieces, tokenizer)
+def align(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Tokenizer, begun: int = 0) -> Alignment:
+    """Lay the rendered `pieces` over the fed (and pending) `ids`, behind the first `begun` of them, which no
+    template laid out."""
+    if begun:
+        plan = _laid(ids[begun:], _joined(pieces), tokenizer)
+        diverged = None if plan.diverged is None else plan.diverged + begun
+        return Alignment(plan.kept + begun, plan.ids, diverged)
+    return _laid(ids, _runs(pieces, tokenizer), tokenizer)
+
+
+def _laid(ids: Sequence[int], runs: Sequence[TextPiece], tokenizer: Tokenizer) -> Alignment:
     spelled = _spell(ids, tokenizer)
     ends = np.cumsum([len(each.text) for each in spelled], dtype=np.int64)
     have = b"".join(each.text for each in spelled)
@@ -89,11 +97,15 @@ def align_tail(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Token
 
 def _runs(pieces: Sequence[TextPiece], tokenizer: Tokenizer) -> list[TextPiece]:
     """The prompt as it is tokenized: neighbouring texts joined, BOS in front where the model wants it."""
-    runs: list[TextPiece] = []
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         bos = TextPiece(tokenizer.token_text(tokenizer.bos_id), special=True)
         if list(pieces[:1]) != [bos]:
-            runs.append(bos)
+            return _joined((bos, *pieces))
+    return _joined(pieces)
+
+
+def _joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
+    runs: list[TextPiece] = []
     for piece in pieces:
         if runs and not piece.special and not runs[-1].special:
             runs[-1] = TextPiece(runs[-1].text + piece.text)

@@ -8,6 +8,10 @@ from dataclasses import replace
 from engine.errors import UsageError
 from serialization.manifest import Message
 
+#: The role of a session's first message where its ids are a text that no chat template laid out: what is said
+#: after it follows it.
+TEXT = "text"
+
 #: A session is titled by so many characters of what was said first.
 _TITLE_LENGTH = 60
 
@@ -20,6 +24,13 @@ def title_of(text: str) -> str:
 def title_of_all(messages: Sequence[Message]) -> str:
     """The same by what the user said first; empty before that."""
     return title_of(next((message.text for message in messages if message.role == "user"), ""))
+
+
+def after_text(messages: Sequence[Message]) -> tuple[Message | None, Sequence[Message]]:
+    """The text that the conversation begins with, if it does, and what was said after it."""
+    if messages and messages[0].role == TEXT:
+        return messages[0], messages[1:]
+    return None, messages
 
 
 def first_of(messages: Sequence[Message], turns: int) -> int:

@@ -20,6 +20,7 @@ from sessions.migrate.export import FORMATS, Exported, Shape, export_foreign, wa
 from sessions.migrate.geometry import geometry_of, own_geometry_of
 from sessions.migrate.imports import Examined, Progress, Wish, examine, row_types, take_in
 from sessions.migrate.plan import Fate, Item
+from sessions.turns import after_text
 
 #: Opens the model that was named. Its rows are in these dtypes (`type_k`, `type_v`), where nobody said
 #: others.
@@ -100,9 +101,11 @@ def row_types_of(engine: Verbs) -> dict[str, str]:
 
 def _items(examined: Examined) -> Iterator[Item]:
     yield Item(Fate.KEPT, "token ids", len(examined.tokens), "they are the conversation")
-    count = len(examined.messages)
-    found = "found by the chat template" if count else "it is no chat by the model's template: its text stays"
-    yield Item(Fate.KEPT, "messages", count, found)
+    text, said = after_text(examined.messages)
+    if text is not None:
+        yield Item(Fate.KEPT, "text", 1, "it is no chat by the model's template: what is said follows it")
+    if said:
+        yield Item(Fate.KEPT, "messages", len(said), "found by the chat template")
     length = 0 if examined.rows is None else examined.rows.length
     for change in examined.conversion.changes:
         yield Item(_FATES[change.fate], change.what, max(length, 1), _why(change))

@@ -42,7 +42,8 @@ from sessions.migrate.geometry import geometry_of, own_geometry_of, target_of
 from sessions.migrate.proof import Proof, let_go, provable, prove
 from sessions.migrate.spoken import messages_of
 from sessions.session import SessionInfo
-from sessions.turns import title_of_all
+from sessions.transcript import whole_characters
+from sessions.turns import TEXT, title_of_all
 
 
 class Taking(StrEnum):
@@ -71,10 +72,9 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Examined:
     """What an import would do, and nothing done yet. `rows` are those that would be taken, None where the
-    model would read all `tokens`. `messages` are those of a chat; without any, the session's text can be
-    gone on with, but not as a chat. `proof` is there where one was asked for; `logits` follow the rows,
-    where they could be computed. `conversion` says what becomes of what is in the file. `rotation` is the
-    one that was found."""
+    model would read all `tokens`. `proof` is there where one was asked for. `conversion` says what becomes of
+    what is in the file. `rotation` is the one that was found. `logits` follow the rows, where they could be
+    computed. `messages` are those of a chat, or one that is the whole text (`turns.TEXT`)."""
 
     tokens: tuple[int, ...]
     rows: Converted | None
@@ -116,8 +116,11 @@ def examine(engine: Verbs, state: ForeignState, wish: Wish) -> Examined:
     FingerprintMismatch and Unsupported where the rows are no conversation of this model, ContextFull, NoSlot.
     """
     examined = _examined(engine, state, wish, _tokens(engine, state, wish))
-    found = messages_of(engine, examined.tokens) if wish.messages is None else wish.messages
-    return replace(examined, messages=found)
+    if wish.messages is not None:
+        return replace(examined, messages=wish.messages)
+    ids = examined.tokens
+    text = Message(TEXT, whole_characters(engine.tokenizer.decode(ids)), 0, len(ids))
+    return replace(examined, messages=messages_of(engine, ids) or (text,))
 
 
 def take_in(
@@ -258,8 +261,7 @@ def _reread(state: ForeignState, tokens: tuple[int, ...], why: str) -> Examined:
 
 
 def _label(state: ForeignState) -> str:
-    layout = f", layout {state.layout}" if state.layout else ""
-    return f"{state.source}{layout}".encode()[:MAX_LABEL_NBYTES].decode(errors="ignore")
+    return state.source.encode()[:MAX_LABEL_NBYTES].decode(errors="ignore")
 
 
 # --- the session ------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_a_file_is_planned_and_read_with_rows_as_they_are(make_engine: MakeEngin
     fates = [(item.fate, item.what, item.count) for item in plan]
     assert fates == [
         (Fate.KEPT, "token ids", 50),
-        (Fate.KEPT, "messages", 0),
+        (Fate.KEPT, "text", 1),
         (Fate.KEPT, "keys of 3 layers", 50),
         (Fate.KEPT, "values of 3 layers", 50),
         (Fate.RECOMPUTED, "proof: last tokens", 8),

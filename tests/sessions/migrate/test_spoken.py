@@ -80,6 +80,47 @@ def test_without_a_template_there_is_none(engine: Engine) -> None:
     assert messages_of(engine, ids) == ()
 
 
+def test_a_text_of_another_system_goes_on_with_what_is_said_after_it(make_engine: MakeEngine) -> None:
+    engine = make_engine(type_k="f32", type_v="f32")
+    ids = tuple(engine.tokenizer.encode("Once upon a time there was"))
+    manager = SessionManager(MemoryStore(), engine)
+    import_foreign(manager, foreign_of(engine, ids), Wish("tale"))
+    (text,) = manager.manifest("tale").messages
+    assert (text.role, text.text, text.stop) == ("text", "Once upon a time there was", len(ids))
+    for _ in range(2):
+        chat = Conversation.open(manager, "tale")
+        list(chat.say("Go on.", Reply(max_tokens=3)))
+        assert chat.reused is None
+        chat.close()
+    manifest = manager.manifest("tale")
+    assert manifest.tokens[: len(ids)] == ids
+    assert manifest.spans[0].stop == len(ids)
+    roles = ["text", "user", "assistant", "user", "assistant"]
+    assert [message.role for message in manifest.messages] == roles
+    said = [{"role": role, "content": text} for role, text in words(manifest.messages)[1:-1]]
+    assert engine.template is not None
+    prompt = engine.tokenizer.encode_pieces(engine.template.render(said))
+    assert list(manifest.tokens[len(ids) : len(ids) + 6]) == prompt[:6]
+
+
+def test_a_text_can_be_gone_back_to(make_engine: MakeEngine) -> None:
+    engine = make_engine(type_k="f32", type_v="f32")
+    ids = tuple(engine.tokenizer.encode("Once upon a time there was"))
+    manager = SessionManager(MemoryStore(), engine)
+    import_foreign(manager, foreign_of(engine, ids), Wish("tale"))
+    chat = Conversation.open(manager, "tale")
+    list(chat.say("Go on.", Reply(max_tokens=3)))
+    chat.close()
+    manager.rewind("tale")
+    manifest = manager.manifest("tale")
+    assert manifest.tokens == ids[: len(manifest.tokens)]
+    assert len(manifest.tokens) >= len(ids) - 1
+    chat = Conversation.open(manager, "tale")
+    list(chat.say("Stop.", Reply(max_tokens=3)))
+    chat.close()
+    assert manager.manifest("tale").tokens[: len(ids)] == ids
+
+
 def test_a_chat_of_another_system_goes_on_as_a_chat(make_engine: MakeEngine) -> None:
     """Not one id of it is read again."""
     engine = make_engine(type_k="f32", type_v="f32")
