@@ -32,7 +32,7 @@ from serialization.foreign.held import Floats, Held, HeldRows, Joined, Run, Slot
 from serialization.foreign.tensor_file import Array
 
 #: Slots that are copied at once: what is made of them first is no larger.
-_STEP = 256
+_STEP = 64
 
 _STORED: Mapping[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
