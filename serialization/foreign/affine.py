@@ -60,8 +60,9 @@ class Packed:
     def rows(self, start: int, stop: int) -> Array:
         heads, _, size = self.shape
         values = np.empty((stop - start, heads, size), _STORED[self.dtype])
-        for head in range(heads):
-            values[:, head] = self._head(head, slice(start, stop))
+        with np.errstate(over="ignore", invalid="ignore"):  # a scale may be any number, and none
+            for head in range(heads):
+                values[:, head] = self._head(head, slice(start, stop))
         return values
 
     def _head(self, head: int, slots: slice) -> Array:
@@ -92,5 +93,4 @@ def _narrow(values: Array, dtype: str) -> Array:
         bits = values.view(np.uint32)
         rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
         return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
-    with np.errstate(over="ignore"):
-        return values.astype(_STORED[dtype])
+    return values.astype(_STORED[dtype])

@@ -13,7 +13,7 @@ from serialization.foreign.geometry import CacheRole, Geometry, LayerRows, RowsC
 from serialization.foreign.mlx import read_mlx
 from serialization.foreign.tensor_file import Array
 from serialization.foreign.torch_dump import read_torch_dump
-from tests.serialization.foreign.test_mlx import written
+from tests.serialization.foreign.mlx_files import written
 from tests.serialization.foreign.test_torch_dump import SAID
 from tests.serialization.foreign.test_torch_dump import written as dumped
 

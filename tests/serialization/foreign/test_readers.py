@@ -15,7 +15,7 @@ from serialization.foreign import readers
 from serialization.foreign.readers import Kind, kind_of, read_foreign
 from serialization.foreign.tensor_file import write_tensor_file
 from tests.serialization.foreign.geometries import GEOMETRIES
-from tests.serialization.foreign.test_mlx import PLAIN, WINDOWS
+from tests.serialization.foreign.mlx_files import PLAIN, WINDOWS
 from tests.serialization.foreign.test_torch_dump import ONE, plain
 
 GOLDEN = Path(__file__).parents[2] / "golden"

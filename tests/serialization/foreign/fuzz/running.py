@@ -7,6 +7,7 @@ import re
 import signal
 import time
 import tracemalloc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -137,7 +138,8 @@ def _way(target: Target, data: bytes, seed: Seed, geometry: Geometry, figures: F
     began = time.perf_counter()
     with _Allocated() as allocated:
         try:
-            with _limited(MAX_SECONDS):
+            with _limited(MAX_SECONDS), warnings.catch_warnings():
+                warnings.simplefilter("error")
                 found = target.read(given, geometry)
             way, outcome = f"read {type(found).__name__}", "read"
         except StateError as error:

@@ -18,7 +18,7 @@ from serialization.foreign.readers import READERS, Asked, Kind, read_bytes
 from serialization.foreign.refused import refused_file
 from serialization.foreign.tensor_file import begins_tensor_file
 from serialization.foreign.torch_dump import write_torch_dump
-from tests.serialization.foreign import test_mlx, test_torch_dump
+from tests.serialization.foreign import mlx_files, test_torch_dump
 from tests.serialization.foreign.geometries import GEOMETRIES
 from tests.serialization.foreign.test_torch_dump import values, written
 
@@ -87,11 +87,11 @@ def _llama_seeds() -> Iterator[Seed]:
 
 
 _MLX: Mapping[str, Geometry] = {
-    "plain": test_mlx.PLAIN,
-    "windows": test_mlx.WINDOWS,
-    "quantized": test_mlx.QUANTIZED,
-    "hybrid": test_mlx.HYBRID,
-    "chunks": test_mlx.CHUNKED,
+    "plain": mlx_files.PLAIN,
+    "windows": mlx_files.WINDOWS,
+    "quantized": mlx_files.QUANTIZED,
+    "hybrid": mlx_files.HYBRID,
+    "chunks": mlx_files.CHUNKED,
 }
 
 
@@ -100,8 +100,8 @@ def _mlx_seeds() -> Iterator[Seed]:
         name = path.name.split("-")[0]
         if name in _MLX:
             yield Seed(path.stem, path.read_bytes(), _MLX[name])
-    pairs = test_mlx.written({"0_keys": test_mlx.kv(), "0_values": test_mlx.kv()}, test_mlx.pairs())
-    yield Seed("pairs", bytes(pairs), test_mlx.ONE)
+    pairs = mlx_files.written({"0_keys": mlx_files.kv(), "0_values": mlx_files.kv()}, mlx_files.pairs())
+    yield Seed("pairs", bytes(pairs), mlx_files.ONE)
 
 
 def _dump_seeds() -> Iterator[Seed]:
