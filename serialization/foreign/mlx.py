@@ -44,6 +44,7 @@ _INTERLEAVED = frozenset(
         "glmdsa",
         "glmmoedsa",
         "llama4",
+        "llama4text",
     }
 )
 _INDEX_INTERLEAVED = frozenset({"glmmoedsa", "glmdsa"})

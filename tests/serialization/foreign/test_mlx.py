@@ -197,9 +197,10 @@ def test_states_of_delta_nets_have_their_axes_exchanged() -> None:
             assert torch.equal(one.data, other.data)
 
 
-def test_keys_that_were_turned_in_neighbouring_pairs_are_put_in_ours() -> None:
+@pytest.mark.parametrize("name", ["cohere2", "llama4", "llama4_text"])
+def test_keys_that_were_turned_in_neighbouring_pairs_are_put_in_ours(name: str) -> None:
     turned = geometry(
-        RowsCache(CacheRole.FULL, (shape(0, n_rot=4), shape(1, n_rot=2))), layers=2, architecture="cohere2"
+        RowsCache(CacheRole.FULL, (shape(0, n_rot=4), shape(1, n_rot=2))), layers=2, architecture=name
     )
     state = read_mlx(golden("plain-0.32.2"), turned)
     for rows in state.caches[0].rows:

@@ -16,7 +16,7 @@ from tests.serialization.foreign.fuzz.running import Figures, Finding, run
 from tests.serialization.foreign.fuzz.targets import TARGETS, Seed, Target
 from tests.serialization.foreign.geometries import GEOMETRIES
 
-INPUTS = 600
+INPUTS = 400
 
 
 @pytest.mark.parametrize("name", TARGETS)
