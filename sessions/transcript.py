@@ -63,7 +63,7 @@ def align(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Tokenizer,
 
 
 def _laid(ids: Sequence[int], runs: Sequence[TextPiece], tokenizer: Tokenizer) -> Alignment:
-    spelled = _spell(ids, tokenizer)
+    spelled = spell(ids, tokenizer)
     ends = np.cumsum([len(each.text) for each in spelled], dtype=np.int64)
     have = b"".join(each.text for each in spelled)
     want = b"".join(_render(run, tokenizer) for run in runs)
@@ -82,7 +82,7 @@ def align_tail(ids: Sequence[int], pieces: Sequence[TextPiece], tokenizer: Token
     the rendered one, and what follows it is new. Raises EditRefused when it is not there."""
     runs = _runs(pieces, tokenizer)
     want = b"".join(_render(run, tokenizer) for run in runs)
-    spelled = _spell(ids, tokenizer)
+    spelled = spell(ids, tokenizer)
     for count in _ANCHORS:
         tail = b"".join(each.text for each in spelled[-count:])
         found = want.rfind(tail)
@@ -114,7 +114,7 @@ def _joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     return runs
 
 
-def _spell(ids: Sequence[int], tokenizer: Tokenizer) -> list[Spelled]:
+def spell(ids: Sequence[int], tokenizer: Tokenizer) -> list[Spelled]:
     """What each id adds to the text, as a reader of the stream was shown it: a character comes with its
     last id, bytes that are no UTF-8 are U+FFFD, and a character that a control token cuts off is nothing."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -18,7 +18,7 @@ from engine.template import ChatTemplate
 from engine.tokenizer import Tokenizer
 from engine.verbs import Verbs
 from serialization.manifest import Message
-from sessions.transcript import align, whole_characters
+from sessions.transcript import align, spell, whole_characters
 
 #: words that no template has in it and none changes
 _SAID = ("quohtSystemA", "quohtUserB", "quohtReplyC", "quohtUserD", "quohtReplyE")
@@ -61,19 +61,13 @@ class _Found:
     stop: int
 
 
-def _spelled(
-    ids: Sequence[int], tokenizer: Tokenizer
-) -> tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _spelled(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[str, Ints]:
     """The text of all ids, control tokens as they are written, and where in it each id ends."""
-    out, ends = bytearray(), []
-    for token in ids:
-        special = tokenizer.is_special(token)
-        out += tokenizer.token_text(token).encode() if special else tokenizer.token_bytes(token)
-        ends.append(len(out))
-    text = bytes(out).decode("utf-8", "surrogateescape")
-    # From bytes to characters: what is no UTF-8 is a character a byte.
-    widths = [len(each.encode("utf-8", "surrogateescape")) for each in text]
-    return text, np.searchsorted(np.cumsum([0, *widths]), ends).astype(np.int64)
+    parts = [
+        tokenizer.token_text(token) if tokenizer.is_special(token) else each.text.decode()
+        for token, each in zip(ids, spell(ids, tokenizer), strict=True)
+    ]
+    return "".join(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
 
 
 def _pattern(template: ChatTemplate, with_system: bool) -> _Pattern | None:

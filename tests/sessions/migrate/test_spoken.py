@@ -56,6 +56,14 @@ def test_a_reply_that_is_not_at_its_end_is_found(engine: Engine) -> None:
     assert words(messages_of(engine, ids[:-6])) == [USER, ("assistant", "Because of ")]
 
 
+def test_bytes_that_are_no_character_are_found_as_they_were_shown(engine: Engine) -> None:
+    ids = list(rendered(engine, [USER, REPLY], False))
+    at = len(ids) - 4
+    ids[at:at] = [engine.tokenizer.encode("☂")[0], engine.tokenizer.encode("☂")[1]]
+    _, reply = messages_of(engine, ids)
+    assert "\N{REPLACEMENT CHARACTER}" in reply.text
+
+
 def test_a_reply_has_the_ids_of_its_words(engine: Engine) -> None:
     ids = rendered(engine, [USER, REPLY, USER], True)
     _, reply, _ = messages_of(engine, ids)
