@@ -229,7 +229,8 @@ def _rank(part: RowsPart | StatePart) -> tuple[int, str]:
 
 def fork(cache: Cache) -> Cache:
     """Another cache of the same tokens. Rows are shared, since they are replaced and never written to; states
-    are written to, and copied."""
+    are written to, and copied: so that they lie in memory as those that were restored, which decides how they
+    are computed with."""
     twin = copy.copy(cache)
     twin.layers = [_fork_layer(layer) for layer in cache.layers]
     return twin

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from engine.config import COMPUTE_DTYPES, EngineConfig
@@ -77,7 +76,7 @@ def host(
     digest = digest_of_weights(model) if weights is None else weights
     source = Source(name or _name(model), digest, making_of(model))
     memory = partial(HostedMemory, found.geometry, singly=found.singly)
-    return Engine(hosted, words, template, _settled(config, model), source, memory=memory)
+    return Engine(hosted, words, template, _settled(config, hosted), source, memory=memory)
 
 
 def _words(
@@ -108,9 +107,9 @@ def _check_generation(model: CausalModel) -> None:
         )
 
 
-def _settled(config: EngineConfig, model: CausalModel) -> EngineConfig:
+def _settled(config: EngineConfig, model: HostedModel) -> EngineConfig:
     """With the device and dtype that the model has already. Raises ConfigError where others are asked for."""
-    device: torch.device = model.device
+    device = model.device
     dtypes = {dtype: name for name, dtype in COMPUTE_DTYPES.items()}
     dtype = dtypes.get(model.dtype)
     if dtype is None:

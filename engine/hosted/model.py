@@ -33,17 +33,31 @@ class Calling:
     @classmethod
     def of(cls, model: CausalModel) -> Calling:
         """Raises CacheRefused for one that takes no cache."""
-        parameters = inspect.signature(model.forward).parameters
-        passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-        if "cache_params" in parameters:
+        names = _takes(model)
+        if "cache_params" in names:
             name = "cache_params"
-        elif "past_key_values" in parameters or passes_on:
+        elif "past_key_values" in names:
             name = "past_key_values"
         else:
             raise CacheRefused(
                 f"the forward of {type(model).__name__} takes no cache: what it keeps is elsewhere"
             )
-        return cls(name, "position_ids" in parameters, "logits_to_keep" in parameters)
+        return cls(name, "position_ids" in names, "logits_to_keep" in names)
+
+
+def _takes(model: CausalModel) -> set[str]:
+    """The names of what its forward takes; where that passes on what it does not name, of what its base
+    classes take, or (it may be a wrapper of anything) the one that most models take a cache by."""
+    names: set[str] = set()
+    for kind in type(model).__mro__:
+        forward = vars(kind).get("forward")
+        if forward is None:
+            continue
+        parameters = inspect.signature(forward).parameters
+        names |= parameters.keys()
+        if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+            return names
+    return names if "cache_params" in names else names | {"past_key_values"}
 
 
 class HostedModel:
@@ -64,6 +78,7 @@ class HostedModel:
         self._calling = Calling.of(model)
         self._decoder = model.config.get_text_config(decoder=True)
         self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
         self.vocab_size = 0  # as many as there are logits; `trial` finds out
         self.meaning: Mapping[str, Value] = {}
 

@@ -77,10 +77,6 @@ class HostedSequence:
         that of `before`. Raises CacheRefused where it is not now what it should be."""
         self.tokens += tokens
         self.geometry.check(self.cache, self.length)
-        for state in self.geometry.states:
-            # A tensor that lies otherwise in memory would be computed with otherwise, once it is restored.
-            numbered = getattr(self.cache.layers[state.layer], state.law.attribute)
-            numbered[state.number] = numbered[state.number].contiguous()
         dropped = self.length - self.geometry.window - 1
         if dropped >= 0:
             at = dropped - before.first - before._num_behind

@@ -1,8 +1,9 @@
 """A hosted model is tried before it is believed: a few tokens, put through it in several ways.
 
 What is found out: which parts its cache has; that all of its state is in there (a cache that was rebuilt
-from the bytes of its parts gives the same logits, bit for bit, also after another sequence was computed); and
-whether it reads several tokens at once into a cache that is not empty.
+from the bytes of its parts gives the same logits, bit for bit, also after another sequence was computed);
+that it goes on from its cache as it reads all at once; and whether it does so with several tokens, or with
+one alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _BEGIN = 6
 #: Logits of tokens that went in together may differ from those of one at a time by so much of what the past
 #: makes of them. Rounding in bfloat16 makes some hundredths; a state that is not read, a third and more.
 _SAME = 0.1
+#: One token at a time against all at once, a model is wrong in itself beyond this: in float32, and
+#: in less, where rounding makes up to a fifth.
+_RIGHT, _RIGHT_IN_LESS = 0.05, 1.0
 #: Point state may be so many times as far from that of one token at a time as if all had gone in together
 #: into an empty cache, which is rounding alone; and so far in any case, in parts of itself.
 _ROUNDED, _EQUAL = 2.0, 1e-4
@@ -92,16 +96,21 @@ def _go_on(model: HostedModel, cache: Cache) -> torch.Tensor:
 
 def _reads_singly(model: HostedModel, geometry: Geometry) -> bool:
     """Whether several tokens that go into a cache at once are read as if there were nothing in it, or nothing
-    of some of its state. Some models do that, and say nothing."""
+    of some of its state. Some models do that, and say nothing. Raises CacheRefused where one token at a time
+    is read wrong as well."""
     by_one, together, at_once, fresh = (model.empty_cache() for _ in range(4))
     for cache in (by_one, together):
         _put(model, cache, _TOKENS[:_BEGIN], 0)
     last = _go_on(model, by_one)[1:]
-    _put(model, at_once, _TOKENS, 0)
     rest = _TOKENS[_BEGIN:]
-    read = _put(model, together, rest, _BEGIN)
-    unread = _put(model, fresh, rest, 0)
-    lost = (read - last).abs().max() > _SAME * (unread - last).abs().max()
+    past = (_put(model, fresh, rest, 0) - last).abs().max()  # what it makes of the logits
+    whole = (_put(model, at_once, _TOKENS, 0) - last).abs().max()
+    if whole > past * (_RIGHT if model.dtype is torch.float32 else _RIGHT_IN_LESS):
+        raise CacheRefused(
+            f"{model.name} says otherwise of tokens that go into its cache one by one than of all at once "
+            f"(logits differ by {float(whole):.2g})"
+        )
+    lost = (_put(model, together, rest, _BEGIN) - last).abs().max() > _SAME * past
     return bool(lost) or any(
         _apart(state, together, by_one) > _ROUNDED * _apart(state, at_once, by_one) + _EQUAL
         for state in geometry.states

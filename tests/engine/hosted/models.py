@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BambaForCausalLM, LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.hosted.host import host
@@ -120,13 +120,28 @@ class OwnLlama(LlamaForCausalLM):
         return out
 
 
+class OwnBamba(BambaForCausalLM):
+    """One that names nothing of what it passes on: its base class wants to be told positions, or takes them
+    from the beginning of what it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+OWN: Mapping[str, tuple[str, type[transformers.PreTrainedModel]]] = {
+    "own": ("llama", OwnLlama),
+    "own_bamba": ("bamba", OwnBamba),
+}
+
+
 def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Model:
-    """A model of the family; "own" is `OwnLlama`."""
-    model_type, given = FAMILIES["llama" if family == "own" else family]
+    """A model of the family, or one of the classes of `OWN`."""
+    like, own = OWN.get(family, (family, None))
+    model_type, given = FAMILIES[like]
     sizes = {name: value for name, value in {**_SIZES, **given, **changes}.items() if value is not None}
     config = AutoConfig.for_model(model_type, **sizes)
     torch.manual_seed(seed)
-    model = OwnLlama(config) if family == "own" else AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config) if own is None else own(config)
     _draw(model)
     converted: Model = torch.nn.Module.to(model, dtype).eval()
     return converted

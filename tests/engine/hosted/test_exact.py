@@ -9,7 +9,7 @@ import torch
 
 from engine.runner import Engine
 from engine.state import PartKind, SamplerParams
-from tests.engine.hosted.models import FAMILIES, WINDOW, forget, hosted, ids, said, tiny
+from tests.engine.hosted.models import FAMILIES, OWN, WINDOW, forget, hosted, ids, said, tiny
 
 T, W, P = PartKind.TOKEN, PartKind.WINDOW, PartKind.POINT
 
@@ -17,6 +17,7 @@ T, W, P = PartKind.TOKEN, PartKind.WINDOW, PartKind.POINT
 KINDS = {
     "llama": {T},
     "own": {T},
+    "own_bamba": {T, P},
     "qwen2": {T},
     "glm_moe_dsa": {T},
     "mistral": {W},
@@ -55,7 +56,7 @@ def go_on_alike(engine: Engine, cut: int) -> None:
 
 
 def test_every_family_is_tried() -> None:
-    assert {*FAMILIES, "own"} == set(KINDS)
+    assert {*FAMILIES, *OWN} == set(KINDS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

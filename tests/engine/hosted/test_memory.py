@@ -80,6 +80,23 @@ def test_point_state_can_be_cut_at_its_marks_alone(bamba: Engine) -> None:
     forget(bamba, seq)
 
 
+def test_a_state_has_its_marks_as_checkpoints_and_goes_back_to_them(bamba: Engine) -> None:
+    line, seq = ids(60, seed=31), bamba.create()
+    for at in (10, 20):
+        bamba.feed(seq, line[at - 10 : at])
+        bamba.mark(seq)
+    then = said(bamba, seq, line[20:33])
+    state = bamba.snapshot(seq)
+    assert [point.position for point in state.points] == [10, 20, 33]
+    assert [point.position for point in bamba.snapshot(seq, 10).points] == [20, 33]
+    forget(bamba, seq)
+    restored = bamba.restore(state)
+    assert bamba.last_resumable(restored, 32) == 20
+    bamba.rewind(restored, 20)
+    assert torch.equal(then, said(bamba, restored, line[20:33]))
+    forget(bamba, restored)
+
+
 def test_marks_give_way_where_their_bytes_are_too_many() -> None:
     each = sum(spec.row_nbytes for spec in hosted(tiny("mamba2")).layout)
     engine = hosted(tiny("mamba2"), checkpoint_bytes=4 * each)
@@ -185,11 +202,13 @@ def damaged(state: SequenceState) -> list[SequenceState]:
     """It without something, in as many ways as it has what can be missing."""
     rows = state.rows
     short = [replace(one, stop=one.stop - 1) for one in rows]
+    late = [replace(one, start=one.start + 2, parts=tuple(part[2:] for part in one.parts)) for one in rows]
     thin = [replace(one, parts=tuple(part[:, 1:] for part in one.parts)) for one in rows]
     fewer = [replace(one, parts=one.parts[1:]) for one in rows]
     wrong = [
         replace(state, rows=()),
         replace(state, rows=tuple(short)),
+        replace(state, rows=(*rows[:-1], late[-1])),
         replace(state, rows=tuple(thin)),
         replace(state, rows=tuple(fewer)),
         replace(state, rows=(*rows, replace(rows[0], kind=PartKind.BLOCK))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -39,6 +39,27 @@ class Remembering(LlamaForCausalLM):
         return out
 
 
+class ByPosition(LlamaForCausalLM):
+    """Keeps tokens by their positions, for whichever sequence comes."""
+
+    seen: ClassVar[dict[int, int]] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        positions = kwargs["position_ids"][0].tolist()
+        self.seen.update(zip(positions, kwargs["input_ids"][0].tolist(), strict=True))
+        out.logits = out.logits + 1e-4 * sum(self.seen[at] for at in range(positions[-1] + 1))
+        return out
+
+
+class Astray(LlamaForCausalLM):
+    """Counts positions from the beginning of what it is given, whatever came before."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["position_ids"] = kwargs["position_ids"] - kwargs["position_ids"][:, :1]
+        return super().forward(*args, **kwargs)
+
+
 class Forgetful(LlamaForCausalLM):
     """Makes a cache of its own each time."""
 
@@ -64,7 +85,9 @@ class OwnLayer(DynamicLayer):
 
 
 def of_class(kind: type[LlamaForCausalLM]) -> transformers.PreTrainedModel:
-    model = kind(tiny("llama").config)
+    drawn = tiny("llama")
+    model = kind(drawn.config)
+    model.load_state_dict(drawn.state_dict())
     return model.eval()
 
 
@@ -72,6 +95,8 @@ def of_class(kind: type[LlamaForCausalLM]) -> transformers.PreTrainedModel:
     ("kind", "said"),
     [
         (Remembering, "state beside its cache"),
+        (ByPosition, "state beside its cache"),
+        (Astray, "says otherwise of tokens that go into its cache one by one"),
         (Forgetful, "does not go on with the cache that it is given"),
         (Bare, "takes no cache"),
         (Broken, "cannot be called with a cache: RuntimeError: no such kernel here"),
