@@ -87,6 +87,25 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv"],
         },
     ),
+    "inkling": (
+        "inkling_text",
+        {
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 16,
+            "sliding_window_size": WINDOW,
+            "d_rel": 4,
+            "rel_extent": 64,
+            "conv_kernel_size": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "n_shared_experts": 1,
+            "logits_mup_width_multiplier": 1.0,
+            "layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
     "glm_moe_dsa": (
         "glm_moe_dsa",
         {

@@ -24,6 +24,7 @@ KINDS = {
     "gemma3": {T, W},
     "mamba": {P},
     "mamba2": {P},
+    "inkling": {T, W, P},
     "falcon_h1": {T, P},
     "jamba": {T, P},
     "bamba": {T, P},

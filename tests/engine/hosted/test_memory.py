@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ from transformers import LlamaForCausalLM
 
 from engine.errors import CacheRefused, EditRefused, EngineError, FingerprintMismatch, NoSlot, StateError
 from engine.runner import Engine
-from engine.state import PartKind, Pending, SamplerParams, SequenceState
+from engine.speculative.ngram import NgramDrafter
+from engine.state import PartKind, Pending, SamplerParams, SeqId, SequenceState
 from tests.engine.hosted.models import WINDOW, forget, hosted, ids, said, tiny
 
 LINE = ids(60)
@@ -77,7 +79,11 @@ def test_point_state_can_be_cut_at_its_marks_alone(bamba: Engine) -> None:
     assert [bamba.last_resumable(seq, at) for at in (33, 32, 20, 19, 9)] == [33, 20, 20, 10, 0]
     with pytest.raises(EditRefused, match="the nearest is at 20"):
         bamba.rewind(seq, 25)
-    forget(bamba, seq)
+    fork = bamba.fork(seq)
+    assert bamba.last_resumable(fork, 32) == 20
+    bamba.rewind(fork, 10)
+    assert bamba.last_resumable(seq, 32) == 20
+    forget(bamba, seq, fork)
 
 
 def test_a_state_has_its_marks_as_checkpoints_and_goes_back_to_them(bamba: Engine) -> None:
@@ -95,6 +101,35 @@ def test_a_state_has_its_marks_as_checkpoints_and_goes_back_to_them(bamba: Engin
     bamba.rewind(restored, 20)
     assert torch.equal(then, said(bamba, restored, line[20:33]))
     forget(bamba, restored)
+
+
+def test_a_restored_sequence_can_go_back_to_where_it_was_restored(gemma: Engine) -> None:
+    seq = gemma.create()
+    gemma.feed(seq, LINE[:25])
+    restored = gemma.restore(gemma.snapshot(seq))
+    then = said(gemma, restored, LINE[25:31])
+    gemma.feed(restored, ids(20, seed=3))
+    assert gemma.last_resumable(restored, 40) == 25
+    gemma.rewind(restored, 25)
+    assert torch.equal(then, said(gemma, restored, LINE[25:31]))
+    forget(gemma, seq, restored)
+
+
+def test_a_mark_whose_window_rows_did_not_come_along_is_no_place_to_go_back_to() -> None:
+    engine = hosted(tiny("inkling"))
+    seq = engine.create()
+    for at in (20, 22):
+        engine.feed(seq, LINE[engine.length(seq) : at])
+        engine.mark(seq)
+    engine.feed(seq, LINE[22:23])
+    state = engine.snapshot(seq)
+    assert [point.position for point in state.points] == [20, 22, 23]
+    restored = engine.restore(state)
+    # There is one window row more than going on at the end needs.
+    assert [engine.last_resumable(restored, at) for at in (22, 21)] == [22, 0]
+    engine.rewind(seq, 22)
+    engine.rewind(restored, 22)
+    assert torch.equal(said(engine, seq, LINE[22:28]), said(engine, restored, LINE[22:28]))
 
 
 def test_marks_give_way_where_their_bytes_are_too_many() -> None:
@@ -154,6 +189,10 @@ def test_room_is_counted_in_tokens_of_all_sequences() -> None:
     with pytest.raises(NoSlot, match="no room for 25 tokens: 20 of 50"):
         engine.feed(two, ids(25, seed=3))
     assert engine.length(two) == 0
+    with pytest.raises(NoSlot, match="no room for 30 tokens: 20 of 50"):
+        engine.fork(one)
+    with pytest.raises(NoSlot, match="no room for 30 tokens: 20 of 50"):
+        engine.restore(engine.snapshot(one))
     engine.close(one)  # it gives way now
     engine.feed(two, ids(25, seed=3))
 
@@ -237,6 +276,23 @@ def test_a_state_that_lacks_something_is_refused_and_nothing_is_left(
     engine.close(engine.restore(state))
 
 
+def _askew(part: torch.Tensor) -> torch.Tensor:
+    """The same bytes where no value of several could be read."""
+    buffer = torch.empty(part.numel() + 1, dtype=torch.uint8)[1:].view(part.shape)
+    return buffer.copy_(part)
+
+
+def test_bytes_of_a_state_may_lie_anywhere(bamba: Engine) -> None:
+    line, seq = ids(30, seed=41), bamba.create()
+    bamba.feed(seq, line[:20])
+    state = bamba.snapshot(seq)
+    rows = tuple(replace(one, parts=tuple(map(_askew, one.parts))) for one in state.rows)
+    points = tuple(replace(one, parts=tuple(map(_askew, one.parts))) for one in state.points)
+    restored = bamba.restore(replace(state, rows=rows, points=points))
+    assert torch.equal(said(bamba, seq, line[20:26]), said(bamba, restored, line[20:26]))
+    forget(bamba, seq, restored)
+
+
 def test_a_copy_on_the_device_goes_back(gemma: Engine) -> None:
     seq = gemma.create()
     gemma.feed(seq, LINE[:30])
@@ -266,6 +322,28 @@ def test_draws_are_a_function_of_seed_and_position(bamba: Engine) -> None:
     assert found == expected
     assert len(set(expected)) > 3
     forget(bamba, parts, restored)
+
+
+class Guessing(NgramDrafter):
+    """Nearly always wrong."""
+
+    def propose(self, seq: SeqId, tokens: Sequence[int], sampler: SamplerParams, count: int) -> Sequence[int]:
+        return [7, 8, 9, 10, 11][:count]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "bamba", "mamba"])
+def test_guesses_are_taken_back_and_change_nothing_that_is_said(family: str) -> None:
+    said = []
+    for guesses in (False, True):
+        engine = hosted(tiny(family))
+        if guesses:
+            engine.speculate(Guessing(), 3)
+        seq = engine.create()
+        engine.feed(seq, LINE[:30])
+        said.append([piece.token for piece in engine.generate(seq, 12)])
+    assert engine.figures is not None
+    assert engine.figures.accepted < engine.figures.drafted
+    assert said[0] == said[1]
 
 
 def test_the_canary_agrees_where_the_last_token_can_be_computed_again(
