@@ -250,6 +250,8 @@ def test_what_the_weights_are_can_be_said_by_who_knows() -> None:
     found = [host(one).fingerprint for one in (model, tiny("llama"), tiny("llama", seed=1))]
     assert found[0] == found[1]
     assert [field for field, _, _ in found[0].differing(found[2])] == ["weights"]
+    nearer = host(tiny("llama", rms_norm_eps=1e-3)).fingerprint
+    assert [field for field, _, _ in found[0].differing(nearer)] == ["config"]
     louder = host(tiny("own")).fingerprint
     assert [field for field, _, _ in found[0].differing(louder)] == ["architecture"]
 
