@@ -12,10 +12,10 @@ from serialization.manifest import Manifest, ManifestKind
 from sessions import names
 from sessions.lease import LEASES
 from sessions.migrate.carry import Conversion
+from sessions.migrate.found import Item as Found
 from sessions.migrate.journal import JOURNAL, Standing
 from sessions.migrate.plan import Fate, Item, Plan
 from sessions.migrate.survey import Clash, Survey
-from sessions.migrate.survey import Item as Found
 from sessions.policy import Policy
 from sessions.uses import USES
 
@@ -44,7 +44,7 @@ def plan_of(
 ) -> Plan:
     """Reads the survey and, in the source, manifests that no session stands at; where rows are converted,
     those of the sessions, too."""
-    clashes = tuple(f"{item.ref} {item.why}" for item in survey.clashes())
+    clashes = tuple(f"{item.ref} {item.why}" for item in survey.found.clashes())
     items = (
         *_kept(survey),
         *(() if conversion is None else _of_rows(source, survey, conversion, pool)),
@@ -57,22 +57,22 @@ def plan_of(
         *ends,
         tenant,
         tuple(item for item in items if item.count),
-        survey.num_moving(names.SESSIONS),
-        survey.needed_nbytes(),
+        survey.found.num_moving(names.SESSIONS),
+        survey.found.needed_nbytes(),
         clashes if clash is Clash.REFUSE else (),
     )
 
 
 def _kept(survey: Survey) -> Iterator[Item]:
-    new = survey.num_moving(names.SESSIONS)
+    new = survey.found.num_moving(names.SESSIONS)
     yield Item(
         *(Fate.KEPT, "sessions", new, "with their ids, names, titles, turns, forks and times"),
-        nbytes=survey.needed_nbytes(),
+        nbytes=survey.found.needed_nbytes(),
     )
-    yield Item(Fate.KEPT, "kept turns", survey.num_moving(names.PINS), "under their names")
+    yield Item(Fate.KEPT, "kept turns", survey.found.num_moving(names.PINS), "under their names")
     for what, words in _THINGS.items():
-        yield Item(Fate.KEPT, words, survey.num_things(what), "as they are")
-    renamed = [item for item in survey.moving_elsewhere()]
+        yield Item(Fate.KEPT, words, survey.found.num_things(what), "as they are")
+    renamed = [item for item in survey.found.moving_elsewhere()]
     yield Item(
         *(
             Fate.CONVERTED,
@@ -93,7 +93,7 @@ def _of_rows(
     """What becomes of the rows of all that is moved, added up; what is refused, with examples."""
     sums: dict[tuple[Fate, str, str], tuple[int, int]] = {}
     refused: list[str] = []
-    moving = survey.moving()
+    moving = survey.found.moving()
     while page := list(islice(moving, _PAGE)):
         for found, items in zip(
             page, pool.map(lambda each: _planned(source, each, conversion), page), strict=True
@@ -124,16 +124,16 @@ def _there(survey: Survey) -> Iterator[Item]:
         (Standing.DONE, "an earlier run moved them, or they are the same"),
         (Standing.AHEAD, "they went on in the destination, and stay as they are there"),
     ):
-        yield Item(Fate.THERE, "sessions and kept turns", survey.count(stands), why)
+        yield Item(Fate.THERE, "sessions and kept turns", survey.found.count(stands), why)
 
 
 def _refused(survey: Survey, clash: Clash) -> Iterator[Item]:
-    lost = list(survey.all(Standing.UNREADABLE))
+    lost = list(survey.found.all(Standing.UNREADABLE))
     yield _told(Fate.REFUSED, lost, "they cannot be read in the source: `tenuto check` there tells more")
     if clash is not Clash.REFUSE:
-        left = list(survey.clashes())
+        left = list(survey.found.clashes())
         yield _told(Fate.REFUSED, left, "something else is in their place, and --skip was said")
-    gone = list(survey.all(Standing.GONE))
+    gone = list(survey.found.all(Standing.GONE))
     yield _told(Fate.REFUSED, gone, "they were moved before, and deleted in the destination since")
 
 
@@ -143,7 +143,7 @@ def _told(fate: Fate, found: list[Found], why: str) -> Item:
 
 
 def _dropped(source: Store, survey: Survey, pool: ThreadPoolExecutor) -> Iterator[Item]:
-    expired = list(survey.all(Standing.EXPIRED))
+    expired = list(survey.found.all(Standing.EXPIRED))
     yield _told(Fate.DROPPED, expired, "the source has lost them: their time was over, or it was restarted")
     if not survey.is_whole:
         return
@@ -162,7 +162,7 @@ def _past(source: Store, survey: Survey, pool: ThreadPoolExecutor) -> Iterator[I
     past = (
         (info.blob, info.nbytes)
         for info in source.list_blobs()
-        if blob_class(info.blob) is BlobClass.MANIFEST and not survey.is_current(info.blob)
+        if blob_class(info.blob) is BlobClass.MANIFEST and not survey.found.is_current(info.blob)
     )
     for page in _pages(islice(past, _READ)):
         kinds = pool.map(lambda each: _kind(source, each[0]), page)
@@ -192,7 +192,7 @@ def _kind(source: Store, blob: BlobId) -> ManifestKind | None:
 
 
 def _of_the_destination(survey: Survey, policy: Policy) -> Iterator[Item]:
-    if policy.budget is not None and survey.needed_nbytes() > policy.budget:
+    if policy.budget is not None and survey.found.needed_nbytes() > policy.budget:
         yield Item(
             *(Fate.DROPPED, "rows of the sessions used longest ago", 1),
             f"rows may take {policy.budget:,} bytes in the destination: its next gc gives up the rest; ids"

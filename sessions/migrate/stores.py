@@ -27,12 +27,13 @@ from sessions.catalog import Catalog
 from sessions.lease import LEASES, read_lease
 from sessions.manager import SessionManager
 from sessions.migrate.carry import Carried, Carrier
+from sessions.migrate.found import Item
 from sessions.migrate.journal import Journal, Line, Standing
 from sessions.migrate.moved import Moved, Problem, Progress, Told
 from sessions.migrate.plan import Plan
 from sessions.migrate.planning import plan_of
 from sessions.migrate.request import Request
-from sessions.migrate.survey import Clash, Item, Survey
+from sessions.migrate.survey import Clash, Survey
 from sessions.prefix import PrefixIndex
 from sessions.uses import USES
 
@@ -111,24 +112,24 @@ class StoreMigration:
         """
         self._refuse_clashes()
         moved, survey = self._moved, self._survey
-        moved.before = survey.count(Standing.DONE)
-        moved.ahead, moved.gone = survey.count(Standing.AHEAD), survey.count(Standing.GONE)
-        moved.expired = survey.count(Standing.EXPIRED)
-        moved.skipped = sum(1 for _ in survey.clashes())
-        for item in survey.all(Standing.UNREADABLE):
+        moved.before = survey.found.count(Standing.DONE)
+        moved.ahead, moved.gone = survey.found.count(Standing.AHEAD), survey.found.count(Standing.GONE)
+        moved.expired = survey.found.count(Standing.EXPIRED)
+        moved.skipped = sum(1 for _ in survey.found.clashes())
+        for item in survey.found.all(Standing.UNREADABLE):
             self._leave_out(item, item.why)
         for turn in range(_ROUNDS):
             for batch in self._batches():
                 self._move(batch, turn)
                 done = moved.num_sessions + moved.num_pins
-                told(Progress(done, max(done, survey.num_moving()), self._carrier.nbytes))
+                told(Progress(done, max(done, survey.found.num_moving()), self._carrier.nbytes))
             survey.look_again()
             if next(self._batches(), None) is None:
                 break
         for item in (item for batch in self._batches() for item in batch):
             self._leave_out(item, "it went on while it was moved, every time; move it again")
         moved.nbytes = self._carrier.nbytes
-        moved.session = None if self._only is None else survey.session_there(self._only)
+        moved.session = None if self._only is None else survey.found.session_there(self._only)
         moved.writing = self._writing()
         return moved
 
@@ -137,7 +138,7 @@ class StoreMigration:
     def _refuse_clashes(self) -> None:
         if self._clash is not Clash.REFUSE:
             return
-        clashes = list(islice(self._survey.clashes(), _TOLD + 1))
+        clashes = list(islice(self._survey.found.clashes(), _TOLD + 1))
         if clashes:
             more = ", and others" if len(clashes) > _TOLD else ""
             told = "; ".join(f"{item.ref} {item.why}" for item in clashes[:_TOLD])
@@ -148,7 +149,7 @@ class StoreMigration:
             )
 
     def _batches(self) -> Iterator[list[Item]]:
-        items = (item for item in self._survey.moving() if (item.ref, item.taken) not in self._left_out)
+        items = (item for item in self._survey.found.moving() if (item.ref, item.taken) not in self._left_out)
         while batch := list(islice(items, _BATCH)):
             yield batch
 
@@ -175,7 +176,7 @@ class StoreMigration:
 
     def _carry(self, item: Item, granted: ExitStack) -> Carried | TenutoError:
         session = item.place.removeprefix(names.SESSIONS)
-        where = self._survey.session_there if item.is_pin else lambda _: session
+        where = self._survey.found.session_there if item.is_pin else lambda _: session
         if self._ended is not None:
             return self._ended
         try:

@@ -1,11 +1,11 @@
 """Where each session and kept turn of a source stands to a destination: asked of both, before anything is
-written. It is kept in a temporary file: a store may have more sessions than there is memory for them."""
+written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from itertools import count, islice, repeat
 
@@ -14,19 +14,12 @@ from serialization.blobs import BlobId, Store, parse_blob_id
 from serialization.manifest import Manifest
 from sessions import names
 from sessions.catalog import is_there
+from sessions.migrate.found import Found, Item, Seen
 from sessions.migrate.journal import Journal, Line, Standing, standing
-from sessions.scratch import Scratch
 
 #: Refs that are asked about at once.
 _PAGE = 256
 
-_SCHEMA = (
-    "CREATE TABLE item (ref TEXT PRIMARY KEY, taken TEXT, standing TEXT, place TEXT, over TEXT, named TEXT,"
-    " name TEXT, nbytes INT, why TEXT, clash INT) WITHOUT ROWID",
-    "CREATE INDEX item_taken ON item (taken)",
-    "CREATE TABLE needed (blob TEXT PRIMARY KEY, nbytes INT) WITHOUT ROWID",
-    "CREATE TABLE thing (what TEXT PRIMARY KEY, count INT) WITHOUT ROWID",
-)
 #: What of a session is its own, beside rows: counted, so that a plan can say that it comes along.
 _THINGS = ("note", "salt", "draft", "replies")
 
@@ -39,40 +32,8 @@ class Clash(Enum):
     RENAME = auto()  # it comes under another name, or another id
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A session or kept turn of the source: its ref there, and the manifest that it is `taken` at. It goes to
-    the ref `place`, where `over` is now, under `name` (in the source it is `named`). `clash`: something else
-    is there, and `why` says what; or why it cannot be read."""
-
-    ref: str
-    taken: BlobId
-    standing: Standing
-    place: str
-    over: BlobId | None = None
-    named: str | None = None
-    name: str | None = None
-    nbytes: int = 0
-    why: str = ""
-    clash: bool = False
-
-    @property
-    def is_pin(self) -> bool:
-        return self.ref.startswith(names.PINS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """An item, and what its manifest names where it was read."""
-
-    item: Item
-    session: str | None = None
-    things: tuple[str, ...] = ()
-    blobs: tuple[tuple[BlobId, int], ...] = ()
-
-
 class Survey:
-    """What was found, by ref. Close it."""
+    """One look, or several, at both stores; `found` is what was seen. Close it."""
 
     def __init__(
         self,
@@ -92,10 +53,10 @@ class Survey:
         self._only = only
         self.is_whole = only is None
         self._journal = Journal(target)
-        self._scratch = Scratch(*_SCHEMA)
+        self.found = Found()
 
     def close(self) -> None:
-        self._scratch.close()
+        self.found.close()
 
     def look(self) -> None:
         """Ask about everything. What is said to be there already is looked for there."""
@@ -103,74 +64,13 @@ class Survey:
 
     def look_again(self) -> None:
         """Ask anew, by the refs alone where nothing changed."""
-        self._scratch.do("DELETE FROM item")
+        self.found.forget()
         self._look(checks=False)
-
-    # --- what was found -----------------------------------------------------------------------
-
-    def moving(self) -> Iterator[Item]:
-        """What is to be written, sessions first: a kept turn follows its session's id."""
-        for prefix in (names.SESSIONS, names.PINS):
-            after = prefix
-            while rows := list(
-                self._scratch.rows(
-                    f"SELECT * FROM item WHERE {_MOVES} AND ref > ? AND ref < ? ORDER BY ref LIMIT ?",
-                    *(after, f"{prefix}\x7f", _PAGE),
-                )
-            ):
-                yield from map(_item, rows)
-                after = rows[-1][0]
-
-    def num_moving(self, prefix: str = "") -> int:
-        return self._scratch.number(
-            f"SELECT COUNT(*) FROM item WHERE {_MOVES} AND ref >= ? AND ref < ?", prefix, f"{prefix}\x7f"
-        )
-
-    def moving_elsewhere(self) -> Iterator[Item]:
-        """What comes under another name or id than it had."""
-        query = f"SELECT * FROM item WHERE {_MOVES} AND (place <> ref OR name IS NOT named) ORDER BY ref"
-        return map(_item, self._scratch.rows(query))
-
-    def count(self, *standings: Standing, prefix: str = "") -> int:
-        """How many there are that nothing else is in the place of."""
-        marks = ", ".join(f"'{each}'" for each in standings)
-        return self._scratch.number(
-            f"SELECT COUNT(*) FROM item WHERE standing IN ({marks}) AND NOT clash AND ref >= ? AND ref < ?",
-            *(prefix, f"{prefix}\x7f"),
-        )
-
-    def all(self, *standings: Standing) -> Iterator[Item]:
-        marks = ", ".join(f"'{each}'" for each in standings)
-        query = f"SELECT * FROM item WHERE standing IN ({marks}) AND NOT clash ORDER BY ref"
-        return map(_item, self._scratch.rows(query))
-
-    def clashes(self) -> Iterator[Item]:
-        return map(_item, self._scratch.rows("SELECT * FROM item WHERE clash ORDER BY ref"))
-
-    def num_things(self, what: str) -> int:
-        """How many of what is to be moved have a note, a salt, a draft, or replies."""
-        return self._scratch.number("SELECT SUM(count) FROM thing WHERE what = ?", what)
-
-    def needed_nbytes(self) -> int:
-        """Of the blobs of what is to be moved, each counted once."""
-        return self._scratch.number("SELECT SUM(nbytes) FROM needed") + self._scratch.number(
-            f"SELECT SUM(nbytes) FROM item WHERE {_MOVES}"
-        )
-
-    def is_current(self, blob: BlobId) -> bool:
-        """Whether a session or kept turn stands at this manifest."""
-        return self._scratch.row("SELECT 1 FROM item WHERE taken = ?", blob) is not None
-
-    def session_there(self, session: str) -> str:
-        """The id that a session of the source has in the destination."""
-        row = self._scratch.row("SELECT place FROM item WHERE ref = ?", names.session_ref(session))
-        return session if row is None else str(row[0]).removeprefix(names.SESSIONS)
 
     def num_left(self) -> int:
         """How many we put there from this source before that are not in the source any more."""
         lines = self._journal.of(self._tag)
-        known = "SELECT 1 FROM item WHERE ref = ?"
-        return sum(self._scratch.row(known, ref) is None for ref, _ in lines)
+        return sum(not self.found.has(ref) for ref, _ in lines)
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -179,9 +79,9 @@ class Survey:
             refs = self._source.list_refs(prefix)
             while page := list(islice(refs, _PAGE)):
                 for seen in self._judged(page, checks):
-                    self._keep(self._placed(seen))
+                    self.found.keep(self._placed(seen))
 
-    def _judged(self, page: Sequence[tuple[str, bytes]], checks: bool) -> list[_Seen]:
+    def _judged(self, page: Sequence[tuple[str, bytes]], checks: bool) -> list[Seen]:
         lines = self._journal.read([ref for ref, _ in page])
         places = [ref if line is None else line.ref for (ref, _), line in zip(page, lines, strict=True)]
         there = self._target.read_many(places)
@@ -190,7 +90,7 @@ class Survey:
 
     def _judge(
         self, at: tuple[str, bytes], line: Line | None, place: str, there: bytes | None, checks: bool
-    ) -> _Seen | None:
+    ) -> Seen | None:
         ref, value = at
         taken = parse_blob_id(value.decode("ascii", "replace"))
         over = None if there is None else parse_blob_id(there.decode("ascii", "replace"))
@@ -203,7 +103,7 @@ class Survey:
             if not unread:  # what is missing there is put there again
                 item = replace(item, standing=Standing.BEHIND)
         if unread and self._only is None:
-            return _Seen(item)
+            return Seen(item)
         return self._read(item, line)
 
     def _is_lost(self, item: Item) -> bool:
@@ -215,7 +115,7 @@ class Survey:
         there = self._target.has([ref.blob for ref in manifest.blobs()])
         return not (all(there) or self._target.rows_expire)
 
-    def _read(self, item: Item, line: Line | None) -> _Seen | None:
+    def _read(self, item: Item, line: Line | None) -> Seen | None:
         try:
             data = self._source.get(item.taken)
             manifest = Manifest.decode(data)
@@ -229,14 +129,14 @@ class Survey:
             if self._source.read(item.ref) != item.taken.encode():
                 return None  # it moved on while we looked, and is seen at the next look
             lost = self._source.since() is not None
-            return _Seen(
+            return Seen(
                 replace(item, standing=Standing.EXPIRED if lost else Standing.UNREADABLE, why=str(error))
             )
         except StateError as error:
-            return _Seen(replace(item, standing=Standing.UNREADABLE, why=str(error)))
+            return Seen(replace(item, standing=Standing.UNREADABLE, why=str(error)))
         named = manifest.pin if item.is_pin else manifest.name
         name = named if line is None or line.named != named else line.name
-        return _Seen(
+        return Seen(
             replace(item, named=named, name=name, nbytes=len(data)),
             manifest.session,
             tuple(what for what in _THINGS if getattr(manifest, what)),
@@ -265,7 +165,7 @@ class Survey:
 
     # --- places -------------------------------------------------------------------------------
 
-    def _placed(self, seen: _Seen) -> _Seen:
+    def _placed(self, seen: Seen) -> Seen:
         """With a place of its own in the destination, or as a clash."""
         item = seen.item
         if item.standing not in (Standing.NEW, Standing.BEHIND, Standing.OTHER):
@@ -312,26 +212,7 @@ class Survey:
     def _is_known(self, item: Item, name: str) -> bool:
         """Whether something of the source has it, or was given it by now."""
         ref = names.pin_ref(name) if item.is_pin else names.name_ref(name)
-        given = self._scratch.row("SELECT 1 FROM item WHERE name = ? AND ref <> ?", name, item.ref)
-        return given is not None or self._source.read(ref) is not None
-
-    def _keep(self, seen: _Seen) -> None:
-        item = seen.item
-        self._scratch.do(
-            "INSERT OR REPLACE INTO item VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *(item.ref, item.taken, item.standing, item.place, item.over, item.named, item.name, item.nbytes),
-            *(item.why, item.clash),
-        )
-        if item.clash or item.standing not in (Standing.NEW, Standing.BEHIND):
-            return
-        self._scratch.do_many("INSERT OR IGNORE INTO needed VALUES (?, ?)", seen.blobs)
-        if not item.is_pin:
-            for what in seen.things:
-                self._scratch.do("INSERT OR IGNORE INTO thing VALUES (?, 0)", what)
-                self._scratch.do("UPDATE thing SET count = count + 1 WHERE what = ?", what)
-
-
-_MOVES = f"standing IN ('{Standing.NEW}', '{Standing.BEHIND}') AND NOT clash"
+        return self.found.is_given(name, item.ref) or self._source.read(ref) is not None
 
 
 def descends(store: Store, manifest: Manifest, ancestor: BlobId) -> bool:
@@ -348,19 +229,3 @@ def descends(store: Store, manifest: Manifest, ancestor: BlobId) -> bool:
             return False
         at = earlier
     return False
-
-
-def _item(row: Sequence[str | int | None]) -> Item:
-    ref, taken, stands, place, over, named, name, nbytes, why, clash = row
-    return Item(
-        str(ref),
-        BlobId(str(taken)),
-        Standing(str(stands)),
-        str(place),
-        None if over is None else BlobId(str(over)),
-        None if named is None else str(named),
-        None if name is None else str(name),
-        int(nbytes or 0),
-        str(why),
-        bool(clash),
-    )
