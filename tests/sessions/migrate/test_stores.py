@@ -439,21 +439,27 @@ def test_a_destination_that_went_on_is_left_as_it_is() -> None:
     assert Catalog(target).session(filled.plain).blob == newer
 
 
-def test_where_both_went_on_neither_is_lost() -> None:
+@pytest.mark.parametrize("name", [None, "own"])
+def test_where_both_went_on_neither_is_lost(name: str | None) -> None:
     source, target = MemoryStore(), MemoryStore()
     filled = fill(source)
+    session = filled.plain if name is None else filled.own
     with migration(source, target) as moving:
         moving.run()
-    theirs, ours = turn(target, filled.plain, seed=71), turn(source, filled.plain, seed=72)
+    theirs, ours = turn(target, session, seed=71), turn(source, session, seed=72)
     with pytest.raises(SessionExists), migration(source, target) as moving:
         moving.run()
     with migration(source, target, clash=Clash.RENAME) as moving:
         assert moving.run().num_sessions == 1
-    assert Catalog(target).session(filled.plain).blob == theirs
-    wanted = Catalog(source).session(filled.plain)
+    assert Catalog(target).session(session).blob == theirs
+    wanted = Catalog(source).session(session)
     assert wanted.blob == ours
     [copy] = [each for each in Catalog(target).entries() if each.manifest.chunks == wanted.manifest.chunks]
-    assert copy.manifest.session != filled.plain
+    assert copy.manifest.session != session
+    assert copy.manifest.name == (None if name is None else "own-2")
+    if name is not None:
+        assert Catalog(target).find(name) == session
+        assert Catalog(target).find("own-2") == copy.manifest.session
     check_clean(target)
 
 
@@ -602,6 +608,19 @@ def test_renamed_they_find_another_place_and_are_known_there_the_next_time() -> 
     assert len(refs(target, names.SESSIONS)) == 2 + 4
     assert catalog.session(catalog.find("tea-2")).manifest.tokens == filled["tea"].tokens
     assert catalog.pin("first-cup-2").manifest.session == catalog.find("tea-2")
+
+
+def test_what_was_renamed_stays_so_when_its_source_goes_on() -> None:
+    source, target = clashing()
+    with migration(source, target, clash=Clash.RENAME) as moving:
+        moving.run()
+    tea = Catalog(source).find("tea")
+    turn(source, tea, seed=90)
+    with migration(source, target) as moving:  # nothing is in its place any more
+        assert moving.run().num_sessions == 1
+    arrived = Catalog(target).session(Catalog(target).find("tea-2")).manifest
+    assert arrived.chunks == Catalog(source).session(tea).manifest.chunks
+    assert set(refs(target, names.NAMES)) == {"name/tea", "name/tea-2", "name/tea-again", "name/own"}
 
 
 def test_another_source_may_not_take_the_place_of_what_one_moved() -> None:
