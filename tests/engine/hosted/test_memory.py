@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,28 +9,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.errors import CacheRefused, EditRefused, EngineError, FingerprintMismatch, NoSlot, StateError
+from engine.errors import CacheRefused, EditRefused, NoSlot, StateError
 from engine.runner import Engine
-from engine.speculative.ngram import NgramDrafter
-from engine.state import PartKind, Pending, SamplerParams, SeqId, SequenceState
+from engine.state import PartKind, Pending, SequenceState
 from tests.engine.hosted.models import WINDOW, forget, hosted, ids, said, tiny
 
 LINE = ids(60)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Engine:
-    return hosted(tiny("llama"))
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Engine:
-    return hosted(tiny("gemma3"))
-
-
-@pytest.fixture(scope="module")
-def bamba() -> Engine:
-    return hosted(tiny("bamba"))
 
 
 # --- going back -----------------------------------------------------------------------------------
@@ -303,79 +286,3 @@ def test_a_copy_on_the_device_goes_back(gemma: Engine) -> None:
     assert gemma.length(seq) == 30
     assert torch.equal(then, said(gemma, seq, LINE[30:36]))
     forget(gemma, seq)
-
-
-# --- what is said ---------------------------------------------------------------------------------
-
-
-def test_draws_are_a_function_of_seed_and_position(bamba: Engine) -> None:
-    params = SamplerParams(temperature=1.0, seed=11)
-    whole = bamba.create(params)
-    bamba.feed(whole, LINE[:20])
-    expected = [piece.token for piece in bamba.generate(whole, 16)]
-    forget(bamba, whole)
-    parts = bamba.create(params)
-    bamba.feed(parts, LINE[:20])
-    found = [piece.token for piece in bamba.generate(parts, 7)]
-    restored = bamba.restore(bamba.snapshot(parts))
-    found += [piece.token for piece in bamba.generate(restored, 9)]
-    assert found == expected
-    assert len(set(expected)) > 3
-    forget(bamba, parts, restored)
-
-
-class Guessing(NgramDrafter):
-    """Nearly always wrong."""
-
-    def propose(self, seq: SeqId, tokens: Sequence[int], sampler: SamplerParams, count: int) -> Sequence[int]:
-        return [7, 8, 9, 10, 11][:count]
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "bamba", "mamba"])
-def test_guesses_are_taken_back_and_change_nothing_that_is_said(family: str) -> None:
-    said = []
-    for guesses in (False, True):
-        engine = hosted(tiny(family))
-        if guesses:
-            engine.speculate(Guessing(), 3)
-        seq = engine.create()
-        engine.feed(seq, LINE[:30])
-        said.append([piece.token for piece in engine.generate(seq, 12)])
-    assert engine.figures is not None
-    assert engine.figures.accepted < engine.figures.drafted
-    assert said[0] == said[1]
-
-
-def test_the_canary_agrees_where_the_last_token_can_be_computed_again(
-    llama: Engine, gemma: Engine, bamba: Engine
-) -> None:
-    for engine in (llama, gemma, bamba):
-        seq = engine.create()
-        engine.feed(seq, LINE[:25])
-        engine.mark(seq)
-        engine.feed(seq, LINE[25:40])
-        state = engine.snapshot(seq)
-        assert state.canary is not None
-        restored = engine.restore(state)
-        assert engine.canary_drift(restored, state.canary) < 1e-3
-        wrong = replace(state.canary, logits=tuple(x + 1 for x in state.canary.logits))
-        assert engine.canary_drift(restored, wrong) > 0.9
-        forget(engine, seq, restored)
-
-
-def test_a_state_of_other_weights_is_refused_by_name(llama: Engine) -> None:
-    other = hosted(tiny("llama", seed=1))
-    seq = other.create()
-    other.feed(seq, LINE[:5])
-    with pytest.raises(FingerprintMismatch, match="weights"):
-        llama.restore(other.snapshot(seq))
-
-
-def test_an_id_without_text_is_no_text(llama: Engine) -> None:
-    seq = llama.create()
-    llama.feed(seq, LINE[:5])
-    pieces = list(llama.generate(seq, 4))
-    assert [piece.text for piece in pieces] == [""] * 4
-    with pytest.raises(EngineError):
-        llama.feed(seq, [300])
-    forget(llama, seq)
