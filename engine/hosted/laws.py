@@ -176,7 +176,7 @@ def check_fields(layer: Layer, index: int) -> None:
 
 
 def check_cache(cache: object) -> None:
-    """Raises CacheRefused unless it is a DynamicCache as transformers makes them, its layers of known classes."""
+    """Raises CacheRefused unless it is a DynamicCache as transformers makes them, of layers known here."""
     if type(cache) is not upstream.DynamicCache:
         raise CacheRefused(
             f"the model's state is a {type(cache).__name__}, not a DynamicCache: what it keeps is not known"
