@@ -232,6 +232,16 @@ def test_zeros_stand_for_the_row_of_a_window_that_no_token_sees_again() -> None:
         assert not part[0].any()
 
 
+def test_a_window_that_is_not_full_yet_has_every_row() -> None:
+    for length, good in ((WINDOW - 1, False), (WINDOW, True)):
+        given = state(cells(FULL, list(range(length))), cells(SLIDING, list(range(1, length))))
+        if good:
+            assert to_rows(given, WINDOWED, target(WINDOWED)).unseen == 1
+            continue
+        with pytest.raises(Corrupt, match="needed from token 0 on, and there are none before 1"):
+            to_rows(given, WINDOWED, target(WINDOWED))
+
+
 def test_a_window_of_rows_is_not_enough_for_a_memory_that_keeps_all() -> None:
     given = state(cells(FULL, list(range(LENGTH))), cells(SLIDING, list(range(LENGTH - WINDOW, LENGTH))))
     specs = tuple(dataclasses.replace(spec, kind=PartKind.TOKEN, window=None) for spec in layout(WINDOWED))
