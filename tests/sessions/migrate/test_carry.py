@@ -73,8 +73,16 @@ def test_what_never_is_put_in_time_is_refused(clock: Clock) -> None:
     copies.close()
 
 
+class Slow(MemoryStore):
+    """Where others come by before a blob is read."""
+
+    def get(self, blob: BlobId) -> bytes:
+        threading.Event().wait(0.005)
+        return super().get(blob)
+
+
 def test_many_threads_carry_what_they_share_once() -> None:
-    source, target = MemoryStore(), Counting()
+    source, target = Slow(), Counting()
     filled = fill(source)
     copies = Copies(source, target, fresh=1000.0)
     manifests = [Catalog(source).session(each).manifest for each in (filled.tea, filled.fork)] * 8
