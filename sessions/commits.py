@@ -150,6 +150,10 @@ class Commits:
         return Entry(names.session_ref(session), blob, manifest)
 
 
-def _origin(past: Manifest, source: Entry | None) -> Origin:
+def _origin(past: Manifest, source: Entry | None) -> Origin | None:
+    """The session that `past` is of. What comes from another system was no session before: its manifest tells
+    otherwise where it was brought from."""
+    if source is None and past.brought is not None:
+        return None
     blob = source.blob if source else manifest_id(past.encode())
     return Origin(past.session, blob, past.length)

@@ -33,6 +33,7 @@ def test_it_comes_back_and_goes_on_as_a_chat(tenuto: Tenuto, state: Path) -> Non
     shown = tenuto("inspect", "back")
     assert "imported" in shown.out
     assert "proven by its last rows" in shown.out
+    assert tenuto("show", "back", "--json").json["parent"] is None  # it was no session of ours before
     going = tenuto("resume", "back", "-p", "and?", "--max-tokens", "4")
     assert going.code == 0, going.err
     assert "template-diverged" not in going.err

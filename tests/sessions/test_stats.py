@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_what_sessions_hold(manager: SessionManager, s
     store.hint({session_ref(new_session_id()): value for _ in range(2000)})
     grown = peak() - few
     assert count(store).num_sessions == 2001
-    assert grown < 2000 * 600  # a manifest alone has several kilobytes, 20 of them in memory
+    assert grown < 2000 * 1000  # a manifest alone has several kilobytes, 20 of them in memory
 
 
 # --- which tenants there are ----------------------------------------------------------------------
