@@ -13,7 +13,7 @@ from engine.errors import BlobMissing, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Store, blob_class
 from serialization.manifest import Manifest
 from serialization.renaming import renamed
-from serialization.snapshot import missing_blobs
+from serialization.snapshot import missing_blobs, verify_kept
 from sessions import salts
 from sessions.commits import NEW_SESSION_NBYTES
 from sessions.migrate.plan import Item
@@ -30,11 +30,13 @@ _SLOW_TRIES = 3
 @dataclass(frozen=True, slots=True)
 class Carried:
     """A manifest whose blobs are in the destination, and is so itself, as `blob`. `lost` of its blobs were
-    not in the source any more, where such a thing happens by age."""
+    not in the source any more, where such a thing happens by age. `at` is when it was carried
+    (`time.monotonic`): not long after, no gc takes any of it."""
 
     manifest: Manifest
     blob: BlobId
-    lost: int = 0
+    lost: int
+    at: float
 
 
 class Conversion(Protocol):
@@ -173,12 +175,14 @@ class Carrier:
         fresh: float,
         newest: bool = False,
     ) -> None:
-        """`newest`: manifests are written in the newest format, also where nothing else of them changes."""
+        """A put is as good as now for `fresh` seconds, as for `Copies`. `newest`: manifests are written in
+        the newest format, also where nothing else of them changes."""
         self._source = source
         self._target = target
         self._conversion = conversion
         self._room = room
         self._newest = newest
+        self._fresh = fresh
         self._copies = Copies(source, target, fresh)
         self._lock = threading.Lock()
         self._nbytes = 0
@@ -211,7 +215,11 @@ class Carrier:
             self._nbytes += len(encoded)
             if self._conversion is not None:
                 self._nbytes += sum(ref.nbytes for ref in manifest.blobs())
-        return Carried(manifest, blob, len(lost))
+        return Carried(manifest, blob, len(lost), time.monotonic())
+
+    def is_fresh(self, carried: Carried) -> bool:
+        """Whether it may still be committed; else it is to be carried again."""
+        return time.monotonic() - carried.at < self._fresh
 
     def _most_nbytes(self, manifest: Manifest, session: str) -> int:
         if self._conversion is None:
@@ -225,7 +233,11 @@ class Carrier:
         if self._source.rows_expire:
             lost = tuple(missing_blobs(self._source, manifest))
             manifest = without(manifest, lost)
-        return self._conversion.convert(manifest, self._source, self._target.scoped(session)), lost
+        begun = time.monotonic()
+        made = self._conversion.convert(manifest, self._source, self._target.scoped(session))
+        if time.monotonic() - begun >= self._fresh:
+            verify_kept(self._target, made)  # gc might have met the first of them
+        return made, lost
 
 
 def _named(manifest: Manifest, session: str, name: str | None) -> Manifest:

@@ -67,8 +67,7 @@ def archive_into_store(src: BinaryIO, manager: SessionManager, name: str | None,
             granted.enter_context(manager.room(archive_nbytes(manifest)))
 
         manifest = read_archive(src, manager.store.scoped(session), announced)
-        if time.monotonic() - started >= manager.policy.grace / 2:
-            verify_kept(manager.store, manifest)  # gc might have met the first of them
+        _verify_slow(started, manifest, manager)
         return manager.commits.begin(imported(manifest), chosen[0], None, session)
 
 
@@ -76,7 +75,7 @@ def into_store(
     single: Single, manager: SessionManager, name: str | None, clash: Clash, conversion: Conversion | None
 ) -> Entry:
     """A new session with the past of `single`. Raises as `archive_into_store`."""
-    session, manifest = names.new_session_id(), single.manifest
+    started, session, manifest = time.monotonic(), names.new_session_id(), single.manifest
     chosen = free_name(manager.store, name, manifest.name, clash)
     with closing(Copies(single.store, manager.store, manager.policy.grace / 4)) as copies:
         nbytes = (
@@ -89,6 +88,7 @@ def into_store(
                 manifest, _ = copies.copy(manifest, session)
             else:
                 manifest = conversion.convert(manifest, single.store, manager.store.scoped(session))
+                _verify_slow(started, manifest, manager)
             return manager.commits.begin(manifest, chosen, None, session)
 
 
@@ -104,6 +104,12 @@ def into_archive(single: Single, out: BinaryIO, conversion: Conversion | None, b
 def archive_into_archive(src: BinaryIO, out: BinaryIO) -> int:
     """Verify an archive and write it again, in the newest format, as it comes. Returns its size in bytes."""
     return copy_archive(src, out)[1]
+
+
+def _verify_slow(started: float, manifest: Manifest, manager: SessionManager) -> None:
+    """Raises BlobMissing where gc met the first blobs of what was put for so long."""
+    if time.monotonic() - started >= manager.policy.grace / 2:
+        verify_kept(manager.store, manifest)
 
 
 def free_name(store: Store, said: str | None, own: str | None, clash: Clash) -> str | None:

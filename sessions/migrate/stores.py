@@ -4,7 +4,7 @@ stopped. The source is only ever read; what is written to meanwhile is seen, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from itertools import islice
 from types import TracebackType
@@ -78,9 +78,9 @@ class StoreMigration:
             opened.callback(self._pool.shutdown, wait=True, cancel_futures=True)
             self._survey = Survey(source, manager.store, tag, request.clash, self._pool, only)
             opened.callback(self._survey.close)
-            fresh = manager.policy.grace / 4
+            self._fresh = manager.policy.grace / 4
             self._carrier = Carrier(
-                source, manager.store, request.conversion, manager.room, fresh, request.newest
+                source, manager.store, request.conversion, manager.room, self._fresh, request.newest
             )
             opened.callback(self._carrier.close)
             self._survey.look()
@@ -160,19 +160,48 @@ class StoreMigration:
     def _move(self, batch: list[Item], turn: int) -> None:
         """Carry a batch, and commit what could be carried. An error of one session leaves that one out, one
         of a store ends the run, after the commits."""
-        with ExitStack() as granted:
-            outcomes = list(self._pool.map(lambda item: self._carry(item, granted), batch))
-            carried, errors = [], []
-            for item, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, Carried):
-                    carried.append((item, outcome))
-                elif isinstance(outcome, StoreError):
-                    errors.append(outcome)
-                elif self._stands(item):  # else what it needed may be gone because it went on
-                    self._leave_out(item, str(outcome))
-            self._commit(carried, turn)
+        errors: list[StoreError] = []
+        while batch:
+            batch = self._move_some(batch, turn, errors)
         if errors:
             raise errors[0]
+
+    def _move_some(self, batch: list[Item], turn: int, errors: list[StoreError]) -> list[Item]:
+        """The same, once. What was carried waits for the others of its batch no longer than gc waits for it.
+        Returns what is to be carried again, because it did."""
+        with ExitStack() as granted:
+            left = {self._pool.submit(self._carry, item, granted): item for item in batch}
+            stale: list[Item] = []
+            try:
+                while left:
+                    done = wait(left, timeout=self._fresh / 2).done
+                    ended = [(item, future) for future, item in left.items() if future in done]
+                    stale += self._take(ended, turn, errors)
+                    left = {future: item for future, item in left.items() if future not in done}
+            finally:
+                for future in left:
+                    future.cancel()
+                wait(left)
+        return stale
+
+    def _take(
+        self, ended: list[tuple[Item, Future[Carried | TenutoError]]], turn: int, errors: list[StoreError]
+    ) -> list[Item]:
+        """Commit what was carried. Returns what waited for too long."""
+        carried, stale = [], []
+        for item, future in ended:
+            outcome = future.result()
+            if isinstance(outcome, Carried):
+                if self._carrier.is_fresh(outcome):
+                    carried.append((item, outcome))
+                else:
+                    stale.append(item)
+            elif isinstance(outcome, StoreError):
+                errors.append(outcome)
+            elif self._stands(item):  # else what it needed may be gone because it went on
+                self._leave_out(item, str(outcome))
+        self._commit(carried, turn)
+        return stale
 
     def _carry(self, item: Item, granted: ExitStack) -> Carried | TenutoError:
         session = item.place.removeprefix(names.SESSIONS)
