@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.errors import SealRefused, SessionNotFound, UsageError
 from serialization.blobs import Store
 from sessions.keyring.ring import Keyring
-from sessions.migrate.endpoints import folder_of, without_password
+from sessions.migrate.endpoints import ArchiveEnd, Endpoint, ForeignEnd, folder_of, without_password
 from sessions.stores.base import StoreConfig, tenant_key
 from sessions.stores.memory import MemoryStore
 from sessions.stores.open import open_raw, open_store, without_tiers
@@ -69,6 +69,16 @@ def one_way(source: str, target: str) -> None:
     """Raises UsageError where both are the same store."""
     if canonical(source) == canonical(target):
         raise UsageError("SRC and DST are the same store")
+
+
+def apart(source: Endpoint, target: Endpoint) -> None:
+    """Raises UsageError where both are the same file: what is only read would be replaced."""
+    match source, target:
+        case (
+            ArchiveEnd(Path() as one) | ForeignEnd(one),
+            ArchiveEnd(Path() as other) | ForeignEnd(other),
+        ) if one.exists() and other.exists() and one.samefile(other):
+            raise UsageError("SRC and DST are the same file")
 
 
 def canonical(url: str) -> str:

@@ -13,7 +13,15 @@ from sessions.migrate.endpoints import Endpoint, SessionEnd, StoreEnd
 from sessions.migrate.journal import source_tag
 from sessions.migrate.moved import Moved, Told
 from sessions.migrate.one import OneSession
-from sessions.migrate.opening import Opening, canonical, one_way, open_planned, open_source, open_target
+from sessions.migrate.opening import (
+    Opening,
+    apart,
+    canonical,
+    one_way,
+    open_planned,
+    open_source,
+    open_target,
+)
 from sessions.migrate.plan import Plan
 from sessions.migrate.request import Request
 from sessions.migrate.stores import StoreMigration
@@ -55,6 +63,7 @@ def _between(source: Endpoint, target: Endpoint, request: Request, opening: Open
         case SessionEnd(), StoreEnd() if not source.is_turn:
             only = source.ref  # it keeps its id; any other way it becomes a new session
         case _:
+            apart(source, target)
             yield OneSession(source, target, request, opening)
             return
     one_way(source.url, target.url)

@@ -23,7 +23,7 @@ from engine.errors import (
 from serialization.blobs import Store
 from serialization.manifest import Manifest
 from sessions import names
-from sessions.catalog import Catalog
+from sessions.catalog import Catalog, is_there
 from sessions.lease import LEASES, read_lease
 from sessions.manager import SessionManager
 from sessions.migrate.carry import Carried, Carrier
@@ -129,9 +129,16 @@ class StoreMigration:
         for item in (item for batch in self._batches() for item in batch):
             self._leave_out(item, "it went on while it was moved, every time; move it again")
         moved.nbytes = self._carrier.nbytes
-        moved.session = None if self._only is None else survey.found.session_there(self._only)
+        moved.session = self._arrived()
         moved.writing = self._writing()
         return moved
+
+    def _arrived(self) -> str | None:
+        """The id of the one session that was asked for, where it is there now."""
+        if self._only is None:
+            return None
+        session = self._survey.found.session_there(self._only)
+        return session if is_there(self._target, session) else None
 
     # --- steps --------------------------------------------------------------------------------
 

@@ -109,10 +109,13 @@ def test_through_archives_and_stores_the_rows_are_the_same(tmp_path: Path, store
             check_clean(store)
 
 
-def test_what_an_archive_says_is_nobodys_computation(tmp_path: Path, store_url: str) -> None:
+@pytest.mark.parametrize("conversion", [None, Reencoded(Reencoding(codec="raw"))])
+def test_what_an_archive_says_is_nobodys_computation(
+    conversion: Reencoded | None, tmp_path: Path, store_url: str
+) -> None:
     kept = ArchiveEnd(tmp_path / "one.tenuto")
     move(SessionEnd(store_url, "tea"), kept)
-    moved = move(kept, SessionEnd(store_url, "copy"))
+    moved = move(kept, SessionEnd(store_url, "copy"), conversion=conversion)
     with closing(open_store(store_url)) as store:
         manifest = Catalog(store).session(moved.session or "").manifest
     assert {span.provenance for span in manifest.spans} == {Provenance.IMPORTED}
@@ -267,6 +270,17 @@ def test_nothing_sealed_is_opened_or_unsealed_by_accident(tmp_path: Path, store_
     DiskStore(clear).put("rows", b"in the clear")  # type: ignore[arg-type]
     with pytest.raises(SealRefused, match="clear"):
         move(StoreEnd(sealed), StoreEnd(clear), keys=Keys(mine, mine))
+
+
+def test_a_file_does_not_become_itself(tmp_path: Path, store_url: str) -> None:
+    path, link = tmp_path / "tea.tenuto", tmp_path / "link.tenuto"
+    move(SessionEnd(store_url, "tea"), ArchiveEnd(path))
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for target in (ArchiveEnd(path), ArchiveEnd(link), ForeignEnd(path)):
+        with pytest.raises(UsageError, match="the same file"):
+            move(ArchiveEnd(path), target, writing=lambda path: replacing(path or Path("-"), force=True))
+    assert path.read_bytes() == before
 
 
 def test_a_source_is_never_made(tmp_path: Path, store_url: str) -> None:

@@ -12,7 +12,7 @@ from engine.errors import BlobMissing, ConfigError, QuotaExceeded, SessionExists
 from serialization.blobs import BlobClass, BlobId, Bytes, Store, verify_blob
 from serialization.manifest import Manifest
 from serialization.reencode.reencoding import Reencoding
-from sessions import names
+from sessions import names, salts
 from sessions.catalog import Catalog
 from sessions.keyring.keyset import Scope
 from sessions.lease import acquire
@@ -266,6 +266,14 @@ def test_a_session_that_cannot_be_converted_is_left_out_and_the_rest_arrives() -
     assert (moved.num_sessions, moved.num_pins) == (3, 1)
     assert f"session/{filled.own}" not in refs(target, names.SESSIONS)
     check_clean(target)
+
+
+def test_one_that_was_left_out_is_not_said_to_be_there() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    filled = fill(source)
+    for only, arrived in ((filled.own, None), (filled.plain, filled.plain)):
+        with migration(source, target, only, conversion=Picky(Reencoding(codec="raw"))) as moving:
+            assert moving.run().session == arrived
 
 
 @pytest.mark.parametrize("which", ["manifest", "rows"])
@@ -621,6 +629,17 @@ def test_what_was_renamed_stays_so_when_its_source_goes_on() -> None:
     arrived = Catalog(target).session(Catalog(target).find("tea-2")).manifest
     assert arrived.chunks == Catalog(source).session(tea).manifest.chunks
     assert set(refs(target, names.NAMES)) == {"name/tea", "name/tea-2", "name/tea-again", "name/own"}
+
+
+def test_one_that_shares_with_no_other_shares_with_no_other_under_another_id_either() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    own = fill(source).own
+    put_session(target, 9, session=own)
+    with migration(source, target, only=own, clash=Clash.RENAME) as moving:
+        there = moving.run().session
+    assert there is not None
+    assert there != own
+    assert Catalog(target).session(there).manifest.salt == salts.own(there)
 
 
 def test_another_source_may_not_take_the_place_of_what_one_moved() -> None:
