@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from engine.errors import TenutoError
 from engine.state import PartKind, PartSpec, parts_of
@@ -15,34 +13,9 @@ from serialization.chunks import rows_nbytes
 from serialization.manifest import Manifest
 from serialization.points import point_nbytes
 from serialization.reencode.outline import nbytes_of
+from serialization.reencode.plan import Fate, Item, Plan
 from serialization.refs import ROW_KINDS, BlobRef, ChunkBlob, ChunkRef, StoredLogits
 from serialization.resume import last_resumable, resumable_lengths, window_runs
-
-if TYPE_CHECKING:
-    from serialization.reencode.plan import Plan
-
-
-class Fate(StrEnum):
-    """What becomes of something."""
-
-    KEPT = "kept"  # bit for bit
-    CONVERTED = "converted"  # rows of other values, or of another dtype
-    DROPPED = "dropped"
-    RECOMPUTED = "recomputed"  # not stored: who goes on reads the tokens again
-    REFUSED = "refused"  # and so nothing is done
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """So many of one kind of thing have one fate, and why. `nbytes` are those of their rows now, `becomes`
-    those after, before encoding."""
-
-    fate: Fate
-    what: str
-    count: int
-    why: str
-    nbytes: int = 0
-    becomes: int = 0
 
 
 def items_of(manifest: Manifest, plan: Plan, refusals: Sequence[TenutoError]) -> Iterator[Item]:

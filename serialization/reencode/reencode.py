@@ -21,7 +21,8 @@ from serialization.reading import get
 from serialization.reencode.converting import PartConverter
 from serialization.reencode.forms import Forms
 from serialization.reencode.outline import Outline, Piece, nbytes_of
-from serialization.reencode.plan import Conversion, Plan, plan_reencoding
+from serialization.reencode.plan import Conversion, Plan
+from serialization.reencode.planning import plan_reencoding
 from serialization.reencode.reencoding import Reencoding
 from serialization.reencode.source import SourceRows
 from serialization.refs import BlobRef, Checkpoint, ChunkBlob, ChunkRef, Stored, StoredLogits

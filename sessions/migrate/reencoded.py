@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from serialization.blobs import Store
 from serialization.manifest import Manifest
 from serialization.reencode.forms import Forms
-from serialization.reencode.plan import plan_reencoding
+from serialization.reencode.planning import plan_reencoding
 from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import Reencoding
 from sessions.migrate.plan import Fate, Item

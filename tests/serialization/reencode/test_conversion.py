@@ -15,8 +15,8 @@ from serialization.losses import Loss
 from serialization.manifest import Manifest
 from serialization.pipelines import RAW
 from serialization.reencode.forms import MemoryForm
-from serialization.reencode.items import Fate
-from serialization.reencode.plan import plan_reencoding
+from serialization.reencode.plan import Fate
+from serialization.reencode.planning import plan_reencoding
 from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import ROW_DTYPES, Reencoding
 from serialization.snapshot import read_state

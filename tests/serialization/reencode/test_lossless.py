@@ -24,8 +24,8 @@ from engine.state import (
 from serialization.chunks import CHUNK_SIZES, read_header
 from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, DEFAULT, RAW
-from serialization.reencode.items import Fate
-from serialization.reencode.plan import plan_reencoding
+from serialization.reencode.plan import Fate
+from serialization.reencode.planning import plan_reencoding
 from serialization.reencode.reencode import reencode
 from serialization.reencode.reencoding import Reencoding, Windows
 from serialization.resume import can_resume_at, cut, first_new, resumable_lengths
@@ -394,10 +394,10 @@ def test_a_resume_reads_what_its_next_save_writes_anew(size: int, first: int) ->
 def test_chunks_that_would_be_too_many_or_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
     before = saved(store, 700)
-    monkeypatch.setattr("serialization.reencode.plan.MAX_CHUNKS", 10)
+    monkeypatch.setattr("serialization.reencode.planning.MAX_CHUNKS", 10)
     with pytest.raises(LimitExceeded, match="chunks"):
         reencode(store, before, store, Reencoding(chunk_tokens=64))
-    monkeypatch.setattr("serialization.reencode.plan.MAX_RAW_NBYTES", 40_000)
+    monkeypatch.setattr("serialization.reencode.planning.MAX_RAW_NBYTES", 40_000)
     assert not plan_reencoding(before, Reencoding()).refusals
     with pytest.raises(LimitExceeded, match="rows of one blob"):
         reencode(store, before, store, Reencoding(chunk_tokens=1024))
