@@ -224,7 +224,7 @@ def _proven(
     proof, rotation, rows = min(proofs, key=lambda each: each[0].worst.apart)
     proof.require(engine.model_name)
     brought = Brought(_label(state), Proven.ROWS, rows.conversion.loss, proof.worst.drift)
-    return Examined(tokens, rows, proof, rotation, brought, rows.conversion, proof.logits)
+    return Examined(tokens, rows, proof, rotation, brought, rows.conversion, _numbers(proof.logits))
 
 
 def _asked(
@@ -233,11 +233,19 @@ def _asked(
     """What follows the rows, computed from them. None where they are too few for it, and it has to be
     given."""
     try:
-        return prove(engine, _geometry(engine, state), target_of(engine), rows, tokens).logits
+        return _numbers(prove(engine, _geometry(engine, state), target_of(engine), rows, tokens).logits)
     except Unproven:
         if len(tokens) == rows.length:
             raise
         return None
+
+
+def _numbers(logits: torch.Tensor) -> torch.Tensor:
+    """`logits`. Raises Corrupt where they are none: older rows may be damaged in ways that leave no mark on
+    the last ones."""
+    if not bool(torch.isfinite(logits).all()):
+        raise Corrupt("with these rows the model computes no numbers: some of them are damaged")
+    return logits
 
 
 def _trusted(

@@ -316,6 +316,17 @@ def test_a_save_that_fails_leaves_nothing(
 # --- without a proof --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("taking", [Taking.PROVEN, Taking.TRUSTED])
+def test_rows_of_which_no_numbers_come_are_refused_though_the_last_ones_are_proven(
+    manager: SessionManager, engine: Engine, taking: Taking
+) -> None:
+    state = foreign_of(engine, TOKENS)
+    state.caches[0].rows[-1].data[0].view(torch.float32)[:] = torch.nan  # the last layer's values
+    with pytest.raises(Corrupt, match="no numbers"):
+        import_foreign(manager, state, Wish("report", taking=taking))
+    assert list(manager.list()) == []
+
+
 @pytest.fixture
 def trusted(
     make_engine: MakeEngine, manager: SessionManager, tmp_path: Path
