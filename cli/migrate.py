@@ -121,7 +121,7 @@ def migrate(
     given = _Said(clash=clash or "refuse", **said)
     ends = source_of(source, app.url), target_of(target, app.url, given.foreign.format is not None)
     if not all_tenants:
-        tenants, others = [app.tenant], 0
+        tenants, others = [app.tenant], _others(app, ends[0])
     else:
         if not isinstance(ends[0], StoreEnd) or app.tenant != DEFAULT_TENANT:
             raise UsageError("--all-tenants is of a whole store, and without --tenant")
@@ -137,9 +137,21 @@ def migrate(
         drifted = [] if count is None else _verify(app, ends, requests, done, count, named)
         _conclude(ends, done, drifted)
     if others:
+        which = ", of which no key tells the name: say it with --tenant"
         app.out.warn(
-            f"{counted(others, 'tenant')} more there, of which no key tells the name: say it with --tenant"
+            f"{counted(others, 'tenant')} more there{which if all_tenants else ': see --all-tenants'}"
         )
+
+
+def _others(app: App, source: Endpoint) -> int:
+    """How many tenants have something in a whole store, beside the only one that is moved where nobody was
+    named."""
+    from sessions.migrate.endpoints import StoreEnd
+
+    if not isinstance(source, StoreEnd) or app.tenant != DEFAULT_TENANT:
+        return 0
+    known, others = known_tenants(app, source.url)
+    return len(known) + others - (app.tenant in known)
 
 
 def _reencoded(wanted: Mapping[str, Any], model: NamedModel) -> Reencoded:
@@ -243,6 +255,8 @@ def _run(app: App, ends: tuple[Endpoint, Endpoint], requests: list[Request]) -> 
             raise
         if not app.out.as_json:
             tell_moved(app.out, done[-1])
+        if request.conversion is not None and done[-1].before:
+            app.out.warn("what was there already is as it was: it was not converted")
     if app.out.as_json and not _streams(ends[1]):
         app.out.data([asdict(each) for each in done] if len(done) != 1 else asdict(done[0]))
     return done

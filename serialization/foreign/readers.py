@@ -11,7 +11,7 @@ from enum import StrEnum
 from io import FileIO
 from pathlib import Path
 
-from engine.errors import Corrupt, LimitExceeded, UnknownFormat, UsageError
+from engine.errors import Corrupt, LimitExceeded, StateError, UnknownFormat, UsageError
 from serialization.foreign.detect import read_llama, sniff
 from serialization.foreign.foreign_state import ForeignState
 from serialization.foreign.geometry import Geometry
@@ -122,7 +122,10 @@ def read_foreign(
     with _opened(path) as file:
         reader = _reader(path, file) if kind is None else _BY_KIND[kind]
         data = _whole(path, file, limit)
-    return read_bytes(data, asked, reader.kind)
+    try:
+        return read_bytes(data, asked, reader.kind)
+    except StateError as error:
+        raise type(error)(f"{path}: {error}", **error.details) from error
 
 
 def read_bytes(data: bytearray, asked: Asked, kind: Kind) -> ForeignState:

@@ -83,14 +83,19 @@ class ForeignFiles:
 
     def _examined(self, path: Path) -> tuple[Verbs, ForeignState, Examined]:
         """The engine keeps rows as the file has them, where that was left to it: then none is lost."""
+        state, kept = self._state(path)
+        types = row_types(state)
+        engine = self.opening(types if types and types != kept else {})
+        return engine, state, examine(engine, state, self.wish)
+
+    def _state(self, path: Path) -> tuple[ForeignState, dict[str, str]]:
+        """What the file holds, and the dtypes that the model keeps its rows in if nobody says others. The
+        engine is let go: the next one may be another, and two take twice the room."""
         kind = kind_of(path) if self.kind is None else self.kind
         engine = self.opening({})
         geometry = geometry_of(engine) if kind is Kind.LLAMA_CPP else own_geometry_of(engine)
         state = read_foreign(path, geometry, sequence=self.sequence, tokens=self.wish.tokens, kind=self.kind)
-        types = row_types(state)
-        if types and types != row_types_of(engine):
-            engine = self.opening(types)
-        return engine, state, examine(engine, state, self.wish)
+        return state, row_types_of(engine)
 
 
 def row_types_of(engine: Verbs) -> dict[str, str]:

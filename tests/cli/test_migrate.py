@@ -138,6 +138,9 @@ def test_every_tenant_whose_name_is_known_is_moved_and_the_others_are_told_of(
     for tenant in ("ann", "bob"):
         with closing(open_store(url, tenant)) as store:
             put_session(store, 5, "hers", tenant=tenant)
+    alone = tenuto("migrate", url, "alone/")
+    assert "2 tenants more there: see --all-tenants" in alone.err
+    assert "more there" not in tenuto("migrate", url, "alone/", "--tenant", "ann").err
     monkeys = str(tmp_path / "keys")
     assert tenuto("keys", "create", "--tenant", "ann", "--keys", monkeys).code == 0
     moved = tenuto("migrate", url, "new/", "--all-tenants", "--keys", monkeys)

@@ -41,6 +41,18 @@ def test_a_converted_session_goes_on_and_tells_its_loss(tenuto: Tenuto, session:
     assert tenuto("chat", "-c", "--store", there, *SHORT).code == 0, "that of the session is taken"
 
 
+def test_what_was_moved_before_is_not_converted_and_that_is_told(
+    tenuto: Tenuto, session: str, tmp_path: Path
+) -> None:
+    there = f"{tmp_path / 'there'}/"
+    assert "not converted" not in tenuto("migrate", "store:", there).err
+    again = tenuto("migrate", "store:", there, *QUANTIZED)
+    assert again.code == 0, again.err
+    assert "1 were there already" in again.err
+    assert "it was not converted" in again.err
+    assert "re-encoded" not in tenuto("inspect", session, "--store", there).out
+
+
 def test_a_plan_tells_what_cannot_be_converted(tenuto: Tenuto, session: str, tmp_path: Path) -> None:
     """Another model was named: it does not know how these rows were made."""
     other = str(write_tiny(tmp_path / "other.gguf", seed=7))

@@ -12,9 +12,11 @@ import torch
 
 from engine.errors import Corrupt, LimitExceeded, StateError, UnknownFormat, UsageError
 from serialization.foreign import readers
+from serialization.foreign.geometry import CacheRole, Geometry
 from serialization.foreign.readers import Kind, kind_of, read_foreign
 from serialization.foreign.tensor_file import write_tensor_file
-from tests.serialization.foreign.geometries import GEOMETRIES
+from tests.golden.llama import Kv, owned, sequence_file
+from tests.serialization.foreign.geometries import GEOMETRIES, rows
 from tests.serialization.foreign.mlx_files import PLAIN, WINDOWS
 from tests.serialization.foreign.test_torch_dump import ONE, plain
 
@@ -89,6 +91,15 @@ def test_a_header_that_is_cut_short_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(MLX.read_bytes()[:100])
     with pytest.raises(Corrupt, match="the header should have"):
         kind_of(path)
+
+
+def test_what_is_wrong_inside_a_file_is_told_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "cut.bin"
+    path.write_bytes(
+        sequence_file(3, (11,), Kv((0,), (owned(range(4), 0),), keys=("f16", 64), values=("f16", 64)))[:-4]
+    )
+    with pytest.raises(Corrupt, match=r"^\S+cut\.bin: "):
+        read_foreign(path, Geometry("llama", 100, 1, (rows(CacheRole.FULL, 0, keys=64, values=64),)))
 
 
 def test_what_is_no_ordinary_file_is_refused_and_nothing_waits(tmp_path: Path) -> None:
