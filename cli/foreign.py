@@ -124,8 +124,9 @@ def words_of_import(examined: Examined) -> str:
     """What came of the proof, for people."""
     if examined.proof is not None:
         proof = examined.proof
+        last = "last row" if proof.num_rows == 1 else f"last {proof.num_rows} rows"
         return (
-            f"the model computed the last {proof.num_rows} rows again: within {proof.worst.drift:.2g} of the"
+            f"the model computed the {last} again: within {proof.worst.drift:.2g} of the"
             f" file's ({proof.limit:g} at most)"
         )
     if examined.rows is None:

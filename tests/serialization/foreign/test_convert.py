@@ -15,6 +15,7 @@ from serialization.foreign.conversion import Fate
 from serialization.foreign.convert import SPARE_ROWS, Converted, to_rows
 from serialization.foreign.foreign_state import (
     ForeignCells,
+    ForeignPoint,
     ForeignRows,
     ForeignState,
     Rotation,
@@ -176,8 +177,9 @@ def test_of_window_rows_no_more_are_taken_than_are_of_use() -> None:
     assert ours.window_start == LENGTH - WINDOW - SPARE_ROWS
 
 
-def test_window_rows_begin_behind_the_last_hole() -> None:
-    positions = [*range(20), *range(LENGTH - WINDOW - 2, LENGTH)]
+@pytest.mark.parametrize("before", [[*range(20)], [*range(5), *range(10, 20)]], ids=["one", "two"])
+def test_window_rows_begin_behind_the_last_hole(before: list[int]) -> None:
+    positions = [*before, *range(LENGTH - WINDOW - 2, LENGTH)]
     given = state(cells(FULL, list(range(LENGTH))), cells(SLIDING, positions))
     ours = to_rows(given, WINDOWED, target(WINDOWED))
     assert ours.window_start == LENGTH - WINDOW - 2
@@ -204,6 +206,17 @@ def test_layers_that_were_in_one_cache_are_found_there() -> None:
 def test_positions_that_are_no_whole_conversation_are_refused(positions: list[int], said: str) -> None:
     with pytest.raises(Corrupt, match=said):
         to_rows(state(cells(FULL, positions)), PLAIN, target(PLAIN))
+
+
+def test_recurrent_state_of_another_position_than_the_rows_end_at_is_refused() -> None:
+    spec = PartSpec("mamba.conv.00", PartKind.POINT, 0, "f32", (4,))
+    goal = Target((*layout(PLAIN), spec), {})
+    point = ForeignPoint(
+        LENGTH - 2, (ForeignRows(0, Tensor.CONV, "f32", torch.zeros(1, 16, dtype=torch.uint8)),)
+    )
+    given = state(cells(FULL, list(range(LENGTH))), point=point, order=ValueOrder.OURS)
+    with pytest.raises(Corrupt, match="after 39 of 40 tokens"):
+        to_rows(given, PLAIN, goal)
 
 
 def test_caches_that_end_at_different_positions_are_refused() -> None:
