@@ -47,15 +47,17 @@ def _resume_against_reading(model: str, manager: SessionManager, text: Sequence[
         _forget(engine, seq)
     assert session is not None
 
-    def resume() -> None:
+    resuming = []
+    for _ in range(6):
+        started = time.perf_counter()
         opened = manager.open(session)
         seq, result = manager.resume(opened)
         engine.decode([seq])
+        resuming.append(time.perf_counter() - started)
         opened.close()
         _forget(engine, seq)
         assert result.recomputed == 0
-
-    resumed = seconds(resume, 5)
+    resumed = sorted(resuming[1:])[2]
     tell(
         "resume against reading",
         model=model,

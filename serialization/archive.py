@@ -15,6 +15,7 @@ from engine.errors import Corrupt
 from serialization.blobs import (
     BlobClass,
     BlobId,
+    Bytes,
     Store,
     blob_class,
     blob_id,
@@ -37,7 +38,7 @@ _PIECE = 2**20
 class Sink(Protocol):
     """Where an archive is written: a file, pipe or socket."""
 
-    def write(self, data: bytes, /) -> object: ...
+    def write(self, data: Bytes, /) -> object: ...
 
 
 class Source(Protocol):
@@ -180,7 +181,7 @@ class _Writer:
         self._write(prefix(Letter.ARCHIVE))
         self.blob(manifest_id(manifest), manifest)
 
-    def blob(self, blob: BlobId, data: bytes) -> None:
+    def blob(self, blob: BlobId, data: Bytes) -> None:
         self._write(_head(blob, len(data)))
         self._write(data)
 
@@ -190,7 +191,7 @@ class _Writer:
         self._out.write(self._whole.digest())
         return self._nbytes + _DIGEST_NBYTES
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Bytes) -> None:
         self._whole.update(data)
         self._nbytes += len(data)
         self._out.write(data)

@@ -1,4 +1,4 @@
-"""Rows that are read out of a store as they are put in place, each chunk in the memory of the one before."""
+"""Rows that are read out of a store as they are put in place, each chunk in the memory of one before."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from types import TracebackType
 import torch
 
 from engine.state import PartKind, Rows
-from serialization.parallel import Ahead
+from serialization.ahead import Ahead
+from serialization.chunks import Unpacked
 from serialization.reading import Reader, Wanted
-from serialization.streams import NEW, Buffers, Scratch
+from serialization.streams import NEW, Buffers, Scratch, Spares
 
-#: Decoding takes less than so many times the bytes of its rows: for every codec what it makes, and one copy.
-_STEPS = 3
+#: Bytes of memory that is kept for the next reading: what one takes that reads chunks of 8 MB.
+_SPARES = Spares(2**26)
 
 
 class ArrivingRows:
-    """Holds what a reading needs, from its beginning to its end: memory for one chunk, and threads that fetch
-    blobs ahead."""
+    """Holds what a reading needs, from its beginning to its end: memory for a few chunks, and the threads
+    that fetch and unpack blobs ahead."""
 
     def __init__(self, reader: Reader, workers: int) -> None:
         """Sizes that are declared are checked here, as `Reader.wanted` does."""
         self._reader = reader
         self._wanted = reader.wanted()
-        self._ahead = Ahead(reader.fetched, self._wanted, workers)
-        largest = max((each.blob.ref.raw_nbytes for each in self._wanted if each.blob), default=0)
-        self._scratch = Scratch(_STEPS * largest)
+        refs = [each.blob.ref for each in self._wanted if each.blob]
+        made = _made_nbytes(max((ref.raw_nbytes for ref in refs), default=0))
+        place = max((ref.nbytes for ref in refs), default=0) + made
+        self._ahead = Ahead(self._unpacked, self._wanted, workers, lambda: _SPARES.lend(place))
+        self._scratch = _SPARES.lend(made)
 
     @property
     def runs(self) -> tuple[ArrivingRun, ...]:
@@ -46,13 +49,23 @@ class ArrivingRows:
     def _read(self, index: int, buffers: Buffers) -> Rows:
         return self._reader.decoded(self._wanted[index], self._ahead.take(index), buffers)
 
+    def _unpacked(self, wanted: Wanted, place: Scratch) -> Unpacked | None:
+        place.begin()
+        return self._reader.unpacked(wanted, place)
+
     def __enter__(self) -> ArrivingRows:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ahead.close()
+        _SPARES.give_back([*self._ahead.close(), self._scratch])
+
+
+def _made_nbytes(raw_nbytes: int) -> int:
+    """What unpacking makes of a blob of so many bytes of rows, or decoding of its streams, at most: the rows,
+    and half as much again where exponents are put right. And a little, since every piece is aligned."""
+    return raw_nbytes * 3 // 2 + 4096
 
 
 @dataclass(frozen=True, slots=True)

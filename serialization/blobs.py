@@ -14,6 +14,7 @@ from typing import NewType, Protocol
 from blake3 import blake3
 
 from engine.errors import Corrupt, UnknownFeature
+from serialization.streams import NEW, Buffers
 
 #: "<class>-<digest's kind>-<64 hex>": the class says how long to keep it, "b3" that the digest is BLAKE3-256
 #: of the stored bytes, "k3" that they are sealed and it is a keyed one of what they were before.
@@ -132,11 +133,12 @@ class Store(Protocol):
         """`put` under the name `blob`, which the caller made for `data`; it replaces what is there."""
         ...
 
-    def get(self, blob: BlobId) -> bytes:
-        """The bytes of `blob`, digest verified. Raises BlobMissing, Corrupt, StoreUnavailable."""
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+        """The bytes of `blob`, digest verified; in memory of `buffers` where the store reads them itself.
+        Raises BlobMissing, Corrupt, StoreUnavailable."""
         ...
 
-    def get_anew(self, blob: BlobId) -> bytes:
+    def get_anew(self, blob: BlobId) -> Bytes:
         """`get` of what was put last, where there may be quick copies of what another process replaced since
         (a sealed blob, sealed anew); those copies are forgotten."""
         ...

@@ -22,7 +22,7 @@ from serialization.headers import Header, Part, Parts, Section, by_dtype
 from serialization.limits import MAX_BLOB_NBYTES, MAX_HEADER_NBYTES, MAX_RAW_NBYTES, refuse_above
 from serialization.pipelines import CodecSet
 from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
-from serialization.streams import NEW, Buffers, Grid, Stream
+from serialization.streams import NEW, Buffers, Grid, Stream, Streams
 
 #: Tokens of a chunk where a manifest says nothing else.
 CHUNK_TOKENS = 256
@@ -53,6 +53,27 @@ class Frame:
     stop: int
     parts: Parts
     tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """One blob, checked, whose packed streams are unpacked: the half of reading that is done ahead."""
+
+    _header: Header
+    _sections: tuple[tuple[pipelines.Pipeline, Streams, Grid], ...]
+
+    def frame(self, buffers: Buffers = NEW) -> Frame:
+        """What it holds, in memory of `buffers`; never views of what was unpacked. Raises Corrupt."""
+        parts = self._header.parts
+        tensors: dict[int, torch.Tensor] = {}
+        for (left, streams, grid), indices in zip(self._sections, by_dtype(parts).values(), strict=True):
+            decoded = pipelines.decode(streams, left, grid, buffers)
+            if not decoded.flags.writeable or any(np.may_share_memory(decoded, one) for one in streams):
+                decoded = _copied(decoded, buffers)
+            views = _views(torch.from_numpy(decoded), [parts[index] for index in indices])
+            tensors.update(zip(indices, views, strict=True))
+        ordered = tuple(tensors[index] for index in range(len(parts)))
+        return Frame(self._header.kind, self._header.start, self._header.stop, parts, ordered)
 
 
 def row_parts(specs: Layout, start: int, stop: int) -> Parts:
@@ -88,15 +109,12 @@ def _pieces(
     return tuple(pieces)
 
 
-def decode_rows(
-    data: Bytes, kind: PartKind, specs: Layout, start: int, stop: int, buffers: Buffers = NEW
-) -> Rows:
+def decode_rows(data: Bytes, kind: PartKind, specs: Layout, start: int, stop: int) -> Rows:
     """The rows of a blob that must hold tokens [start, stop) of these specs. Digests are checked before.
 
-    The parts are views of memory taken from `buffers`. Raises Corrupt when the blob holds something
-    else, and StateErrors as `decode_frame`.
+    Raises Corrupt when the blob holds something else, and StateErrors as `decode_frame`.
     """
-    frame = decode_frame(data, kind.value, start, stop, row_parts(specs, start, stop), buffers)
+    frame = decode_frame(data, kind.value, start, stop, row_parts(specs, start, stop))
     return Rows(kind, start, stop, frame.tensors)
 
 
@@ -126,10 +144,17 @@ def encode_frame(
     return b"".join([head, *(stream.data for stream in payload)])
 
 
-def decode_frame(
+def decode_frame(data: Bytes, kind: str, start: int, stop: int, parts: Parts) -> Frame:
+    """The rows of a blob that must hold just this, in memory of their own. Raises as `unpack_frame`."""
+    return unpack_frame(data, kind, start, stop, parts).frame()
+
+
+def unpack_frame(
     data: Bytes, kind: str, start: int, stop: int, parts: Parts, buffers: Buffers = NEW
-) -> Frame:
-    """The rows of a blob that must hold just this. Digests are checked before.
+) -> Unpacked:
+    """A blob that must hold just this, checked. Digests are checked before.
+
+    Its streams are in memory of `buffers`, or views of `data`.
 
     Nothing is allocated before every size in the header agrees with `parts` and with the bytes there are.
     Raises Corrupt, UnknownVersion, UnknownFeature (a codec), LimitExceeded.
@@ -141,7 +166,16 @@ def decode_frame(
         )
     if header.parts != parts:
         raise Corrupt("a blob whose parts are not those of the layout")
-    return Frame(kind, start, stop, parts, _decoded(header, payload, buffers))
+    at, sections = 0, []
+    for section, indices in zip(header.sections, by_dtype(parts).values(), strict=True):
+        streams = []
+        for nbytes in section.stream_nbytes:
+            streams.append(np.frombuffer(payload[at : at + nbytes], np.uint8))
+            at += nbytes
+        grid = _grid(section.dtype, [parts[index] for index in indices])
+        left, streams = pipelines.unpack(streams, section.pipeline, grid, buffers)
+        sections.append((left, streams, grid))
+    return Unpacked(header, tuple(sections))
 
 
 def read_header(data: Bytes) -> Header:
@@ -184,22 +218,6 @@ def _joined(nbytes: int, pieces: Sequence[torch.Tensor]) -> Stream:
     return joined
 
 
-def _decoded(header: Header, payload: memoryview, buffers: Buffers) -> tuple[torch.Tensor, ...]:
-    """The rows of each part, as views of one tensor for each section."""
-    tensors: dict[int, torch.Tensor] = {}
-    at = 0
-    for section, indices in zip(header.sections, by_dtype(header.parts).values(), strict=True):
-        streams = []
-        for nbytes in section.stream_nbytes:
-            streams.append(np.frombuffer(payload[at : at + nbytes], np.uint8))
-            at += nbytes
-        members = [header.parts[index] for index in indices]
-        decoded = pipelines.decode(streams, section.pipeline, _grid(section.dtype, members), buffers)
-        views = _views(torch.from_numpy(_owned(decoded, buffers)), members)
-        tensors.update(zip(indices, views, strict=True))
-    return tuple(tensors[index] for index in range(len(header.parts)))
-
-
 def _views(section: torch.Tensor, parts: Sequence[Part]) -> Iterator[torch.Tensor]:
     """The rows of each part. Equal parts are taken apart at once: most models have many."""
     at = 0
@@ -210,10 +228,7 @@ def _views(section: torch.Tensor, parts: Sequence[Part]) -> Iterator[torch.Tenso
         yield from run.unbind()
 
 
-def _owned(section: Stream, buffers: Buffers) -> Stream:
-    """Rows that were stored as they are must not keep, or be, the read-only blob."""
-    if section.flags.writeable:
-        return section
-    owned = buffers.take(len(section))
-    owned[:] = section
-    return owned
+def _copied(section: Stream, buffers: Buffers) -> Stream:
+    copy = buffers.take(len(section))
+    copy[:] = section
+    return copy

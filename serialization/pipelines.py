@@ -78,22 +78,48 @@ def encode(section: Stream, pipeline: Pipeline, grid: Grid) -> tuple[Pipeline, S
     return (), [section]
 
 
+def unpack(
+    streams: Streams, pipeline: Pipeline, grid: Grid, buffers: Buffers = NEW
+) -> tuple[Pipeline, Streams]:
+    """The first half of `decode`: what is left to do, and the streams with the last step undone where that
+    packs. That is all of the work that the library does, a call for each stream. Raises as `decode`."""
+    if not pipeline or not isinstance(pipeline[-1], Entropy):
+        return pipeline, streams
+    before = _sizes(pipeline, grid)
+    return pipeline[:-1], _undone(pipeline[-1], _counted(streams, before[-1]), before[-2], grid, buffers)
+
+
 def decode(streams: Streams, pipeline: Pipeline, grid: Grid, buffers: Buffers = NEW) -> Stream:
     """The section, `grid.nbytes` long, in `buffers`; a view of `streams` where nothing was encoded.
 
     Raises Corrupt if the streams do not make a section of just that size.
     """
+    before = _sizes(pipeline, grid)
+    streams = _counted(streams, before[-1])
+    for codec, sizes in zip(reversed(pipeline), reversed(before[:-1]), strict=True):
+        streams = _undone(codec, streams, sizes, grid, buffers)
+    if len(streams[0]) != grid.nbytes:
+        raise Corrupt("a section of the wrong size")
+    return streams[0] if streams[0].dtype == np.uint8 else streams[0].view(np.uint8)
+
+
+def _sizes(pipeline: Pipeline, grid: Grid) -> list[list[int]]:
+    """Of the streams before the first step, and after each."""
 
     def after(sizes: list[int], codec: Codec) -> list[int]:
         return codec.sizes(sizes, grid)
 
-    before = list(accumulate(pipeline, after, initial=[grid.nbytes]))
-    if len(streams) != len(before[-1]):
+    return list(accumulate(pipeline, after, initial=[grid.nbytes]))
+
+
+def _counted(streams: Streams, sizes: list[int]) -> Streams:
+    if len(streams) != len(sizes):
         raise Corrupt("a section with another number of streams than its codecs make")
-    for codec, sizes in zip(reversed(pipeline), reversed(before[:-1]), strict=True):
-        streams = codec.decode(streams, sizes, grid, buffers)
-        if [len(stream) for stream in streams] != sizes:
-            raise Corrupt(f"codec {codec.name}: streams of the wrong size")
-    if len(streams[0]) != grid.nbytes:
-        raise Corrupt("a section of the wrong size")
-    return streams[0] if streams[0].dtype == np.uint8 else streams[0].view(np.uint8)
+    return streams
+
+
+def _undone(codec: Codec, streams: Streams, sizes: list[int], grid: Grid, buffers: Buffers) -> Streams:
+    streams = codec.decode(streams, sizes, grid, buffers)
+    if [len(stream) for stream in streams] != sizes:
+        raise Corrupt(f"codec {codec.name}: streams of the wrong size")
+    return streams

@@ -8,8 +8,8 @@ import torch
 
 from engine.errors import Corrupt
 from engine.state import Layout, PartKind, Point, Rows, parts_of
-from serialization.blobs import Store, short
-from serialization.chunks import decode_rows, rows_nbytes
+from serialization.blobs import Bytes, Store, short
+from serialization.chunks import Unpacked, row_parts, rows_nbytes, unpack_frame
 from serialization.points import decode_point, point_nbytes
 from serialization.refs import ROW_KINDS, BlobRef, ChunkBlob, ChunkRef, Stored
 from serialization.resume import window_floor, window_runs
@@ -52,25 +52,32 @@ class Reader:
         return wanted
 
     def rows(self, wanted: Wanted) -> Rows:
-        return self.decoded(wanted, self.fetched(wanted))
+        """In memory of their own."""
+        return self.decoded(wanted, self.unpacked(wanted))
 
-    def fetched(self, wanted: Wanted) -> bytes:
-        """The blob of these rows, as stored; nothing where they are no rows at all."""
-        return b"" if wanted.blob is None else get(self.store, wanted.blob.ref)
+    def unpacked(self, wanted: Wanted, buffers: Buffers = NEW) -> Unpacked | None:
+        """The blob of these rows, read, checked and unpacked in memory of `buffers`; None where they are no
+        rows at all. Raises BlobMissing, Corrupt and other StateErrors, StoreUnavailable."""
+        if wanted.blob is None:
+            return None
+        data = get(self.store, wanted.blob.ref, buffers)
+        start, stop = wanted.blob.start, wanted.chunk.stop
+        parts = row_parts(parts_of(self.stored.layout, wanted.kind), start, stop)
+        return unpack_frame(data, wanted.kind.value, start, stop, parts, buffers)
 
-    def decoded(self, wanted: Wanted, data: bytes, buffers: Buffers = NEW) -> Rows:
-        """The rows of what was fetched, in memory of `buffers`."""
+    def decoded(self, wanted: Wanted, unpacked: Unpacked | None, buffers: Buffers = NEW) -> Rows:
+        """The rows of what was unpacked, in memory of `buffers`."""
         specs = parts_of(self.stored.layout, wanted.kind)
         start, stop = wanted.start, wanted.stop
-        if wanted.blob is None:
+        if unpacked is None:
             none = tuple(torch.empty((0, spec.row_nbytes), dtype=torch.uint8) for spec in specs)
             return Rows(wanted.kind, start, stop, none)
-        whole = decode_rows(data, wanted.kind, specs, wanted.blob.start, wanted.chunk.stop, buffers)
-        if (start, stop) == (whole.start, whole.stop):
-            return whole
+        frame = unpacked.frame(buffers)
+        if (start, stop) == (frame.start, frame.stop):
+            return Rows(wanted.kind, start, stop, frame.tensors)
         parts = (
-            part[spec.num_rows(whole.start, start) : spec.num_rows(whole.start, stop)]
-            for spec, part in zip(specs, whole.parts, strict=True)
+            part[spec.num_rows(frame.start, start) : spec.num_rows(frame.start, stop)]
+            for spec, part in zip(specs, frame.tensors, strict=True)
         )
         return Rows(wanted.kind, start, stop, tuple(parts))
 
@@ -97,9 +104,9 @@ class Reader:
         return max(floor, *starts) if starts else self.length
 
 
-def get(store: Store, ref: BlobRef) -> bytes:
+def get(store: Store, ref: BlobRef, buffers: Buffers = NEW) -> Bytes:
     """The blob's bytes. Raises Corrupt unless they are as many as the manifest says, BlobMissing."""
-    data = store.get(ref.blob)
+    data = store.get(ref.blob, buffers)
     if len(data) != ref.nbytes:
         raise Corrupt(f"blob {short(ref.blob)}: not as large as its manifest says")
     return data

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +62,10 @@ class Scratch:
         self._room = NEW.take(nbytes)
         self._taken = 0
 
+    @property
+    def nbytes(self) -> int:
+        return len(self._room)
+
     def take(self, nbytes: int) -> Stream:
         """See `Buffers`. It is its taker's until `begin`."""
         start = -(-self._taken // _ALIGNMENT) * _ALIGNMENT
@@ -76,6 +81,33 @@ class Scratch:
 
 #: bytes; a processor's cache line
 _ALIGNMENT = 64
+
+
+class Spares:
+    """Scratch memory that is lent, and kept for who comes next; any thread may ask."""
+
+    def __init__(self, budget: int) -> None:
+        """At most `budget` bytes are kept while nobody has them."""
+        self._budget = budget
+        self._kept: list[Scratch] = []
+        self._lock = threading.Lock()
+
+    def lend(self, nbytes: int) -> Scratch:
+        """One with room for `nbytes`, and anything in it."""
+        with self._lock:
+            fitting = [scratch for scratch in self._kept if scratch.nbytes >= nbytes]
+            if fitting:
+                found = min(fitting, key=lambda scratch: scratch.nbytes)
+                self._kept.remove(found)
+                return found
+        return Scratch(nbytes)
+
+    def give_back(self, scratches: Iterable[Scratch]) -> None:
+        """Who had them has no view of them any more. The ones that came last are kept."""
+        with self._lock:
+            self._kept += scratches
+            while sum(scratch.nbytes for scratch in self._kept) > self._budget:
+                del self._kept[0]
 
 
 class Codec(Protocol):

@@ -17,12 +17,13 @@ from unittest import mock
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
+from serialization.streams import NEW, Buffers
 
 T = TypeVar("T")
 
 #: Of `os`. `close` is left alone: its failure would leak the descriptor that the test then misses.
 IO_CALLS = (
-    *("open", "write", "read", "fsync", "rename", "mkdir", "unlink", "utime"),
+    *("open", "write", "read", "readv", "fsync", "rename", "mkdir", "unlink", "utime"),
     *("stat", "lstat", "fstat", "listdir"),
 )
 
@@ -120,8 +121,8 @@ class FaultyStore:
     def put_as(self, blob: BlobId, data: Bytes) -> None:
         self._call(self.store.put_as, blob, data)
 
-    def get(self, blob: BlobId) -> bytes:
-        return self._call(self.store.get, blob)
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+        return self._call(self.store.get, blob, buffers)
 
     def get_anew(self, blob: BlobId) -> bytes:
         return self._call(self.store.get_anew, blob)

@@ -26,8 +26,8 @@ ALIGNMENT = 64
 _WORTH, _COPYING = 1.25, 10.0
 #: Values of keys that are copied at a time: what a processor's cache can hold.
 _GATHERED = 2**19
-#: Keys of a part where a single token sees so many that they are taken in parts, which pays from three on: one
-#: step of the kernel, so that the threads have equal shares, and nothing to put together within a part.
+#: Keys of a part where a single token sees so many that they are taken in parts, which pays from three on:
+#: one step of the kernel, so that the threads have equal shares, and nothing to put together within a part.
 _PART, _FEWEST = 512, 3
 
 
@@ -168,11 +168,13 @@ def attend(
 
 
 def _by_parts(rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows [kv heads, rows, size] of a single token over each of equal parts of all keys, which are joined by the
-    logarithms of their sums of exponentials (flash-decoding: Dao et al., 2023): for 3 key heads and 3 rows in
-    bf16, three quarters of the time over 2,000 keys and two thirds over 8,000. Parts overlap where the number of
-    keys is no multiple of theirs, and a key is hidden in all but one. `torch` has no public function that tells
-    these sums."""
+    """Rows [kv heads, rows, size] of a single token over each of equal parts of all keys, which are joined by
+    the logarithms of their sums of exponentials (flash-decoding: Dao et al., 2023): for 3 key heads of 3 rows
+    in bf16 three quarters of the time over 2,000 keys, and two thirds over 8,000.
+
+    Parts overlap where the number of keys is no multiple of theirs, and a key is hidden in all but one.
+    `torch` has no public function that tells these sums.
+    """
     count = -(-len(k) // _PART)
     step = len(k) // count
     size = len(k) - (count - 1) * step
@@ -190,8 +192,8 @@ def _by_parts(rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 
 @lru_cache(maxsize=8)
 def _overlap(count: int, size: int, step: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """The mask of parts of `size` keys that begin `step` apart, [count, 1, 1, size]: the layers of a pass share
-    it. None where they do not overlap."""
+    """The mask of parts of `size` keys that begin `step` apart, [count, 1, 1, size]: the layers of a pass
+    share it. None where they do not overlap."""
     if size == step:
         return None
     mask = torch.zeros(count, 1, 1, size, dtype=dtype)

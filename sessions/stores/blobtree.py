@@ -31,6 +31,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
+from serialization.streams import NEW, Buffers
 from sessions.stores.base import StoreConfig, check_blob_size
 from sessions.stores.folder import discard, disk_errors, locked, make_folder, opened_folder, write_temp
 
@@ -95,7 +96,7 @@ class BlobTree:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size != view.nbytes:
                 return False
-            if _read_all(fd, found.st_size) != view:
+            if _read_all(fd, NEW.take(found.st_size).data) != view:
                 return False
             with locked(shard):
                 there = stat_entry(shard, name)
@@ -116,7 +117,7 @@ class BlobTree:
             discard(temp, shard)
             raise
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers) -> memoryview:
         parse_blob_id(blob)
         with disk_errors(f"reading blob {short(blob)}"), self._shard_of(blob) as shard:
             try:
@@ -134,7 +135,7 @@ class BlobTree:
                 if not stat.S_ISREG(found.st_mode):
                     raise Corrupt(f"blob {short(blob)} is not a regular file")
                 check_blob_size(found.st_size, self._config)
-                data = _read_all(fd, found.st_size)
+                data = _read_all(fd, buffers.take(found.st_size).data)
             finally:
                 os.close(fd)
         verify_blob(blob, data)
@@ -221,13 +222,12 @@ def age_of(found: os.stat_result) -> float:
     return max(0.0, time.time() - found.st_mtime)
 
 
-def _read_all(fd: int, nbytes: int) -> bytes:
-    """Up to `nbytes` from the start; fewer where the file is shorter by now, which no digest accepts."""
-    parts = []
-    while nbytes > 0:
-        part = os.read(fd, nbytes)
-        if not part:
+def _read_all(fd: int, room: memoryview) -> memoryview:
+    """What fills `room`, from the start; less where the file is shorter by now, which no digest accepts."""
+    at = 0
+    while at < len(room):
+        num_read = os.readv(fd, [room[at:]])
+        if not num_read:
             break
-        parts.append(part)
-        nbytes -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        at += num_read
+    return room[:at]

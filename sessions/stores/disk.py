@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.errors import StoreUnavailable, UsageError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo, TierInfo, parse_blob_id
+from serialization.streams import NEW, Buffers
 from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_refs, check_swap, tenant_key
 from sessions.stores.blobtree import BlobTree, age_of, create_tree, stat_entry, unlink_old
 from sessions.stores.folder import (
@@ -90,10 +91,10 @@ class DiskStore:
     def put_as(self, blob: BlobId, data: Bytes) -> None:
         self._open_tree().put_as(blob, data)
 
-    def get(self, blob: BlobId) -> bytes:
-        return self._open_tree().get(blob)
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+        return self._open_tree().get(blob, buffers)
 
-    def get_anew(self, blob: BlobId) -> bytes:
+    def get_anew(self, blob: BlobId) -> Bytes:
         """Nothing here is a copy."""
         return self.get(blob)
 

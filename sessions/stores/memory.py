@@ -21,6 +21,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
+from serialization.streams import NEW, Buffers
 from sessions.stores.base import (
     StoreConfig,
     check_blob_size,
@@ -76,7 +77,7 @@ class MemoryStore:
         with self._held.lock:
             self._held.blobs[blob] = (kept, self._clock())
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         parse_blob_id(blob)
         with self._held.lock:
             found = self._held.blobs.get(blob)

@@ -36,6 +36,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
+from serialization.streams import NEW, Buffers
 from sessions.scratch import Seen
 from sessions.stores import redis_scripts as scripts
 from sessions.stores.base import (
@@ -113,7 +114,7 @@ class RedisStore:
                     self._client.eval(scripts.PUT, 2, *keys, blob, ttl, bytes(view))
                 there = self._acknowledged(f"blob {short(blob)}")
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         """Reading renews the blob's time to live, not its age."""
         key = self._blob(parse_blob_id(blob))
         ttl = self._ttl(blob_class(blob))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
+from serialization.streams import NEW, Buffers
 
 T = TypeVar("T")
 
@@ -67,10 +68,10 @@ class RetryingStore:
     def put_as(self, blob: BlobId, data: Bytes) -> None:
         self._try(lambda: self._store.put_as(blob, data))
 
-    def get(self, blob: BlobId) -> bytes:
-        return self._try(lambda: self._store.get(blob))
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+        return self._try(lambda: self._store.get(blob, buffers))
 
-    def get_anew(self, blob: BlobId) -> bytes:
+    def get_anew(self, blob: BlobId) -> Bytes:
         return self._try(lambda: self._store.get_anew(blob))
 
     def has(self, blobs: Sequence[BlobId]) -> tuple[bool, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import merge
 from itertools import chain, groupby, islice, takewhile
 
@@ -27,6 +28,7 @@ from serialization.blobs import (
 )
 from serialization.canonical import pack
 from serialization.sealed import BLOB_ROOM, REF_ROOM, read_blob
+from serialization.streams import NEW, Buffers
 from sessions.keyring.ciphers import Ciphers, begun
 from sessions.keyring.keyset import Scope
 from sessions.keyring.tenants import TenantKeys
@@ -97,10 +99,10 @@ class SealedStore:
         if self.put(blob_class(parse_blob_id(blob)), data) != blob:
             raise Corrupt(f"blob {short(blob)}: not the name of these bytes here")
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         if not is_sealed(parse_blob_id(blob)):
             raise BlobMissing(f"blob {short(blob)} is not in the store, where all is sealed")
-        for read in (self._inner.get, self._inner.get_anew):
+        for read in (partial(self._inner.get, buffers=buffers), self._inner.get_anew):
             found = read_blob(blob, read(blob))
             ciphers = self._keys.find(found.set_id)
             data = None if ciphers is None else ciphers.open_blob(blob, found)
@@ -267,7 +269,7 @@ class SealedStore:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _there(self, blob: BlobId, ciphers: Ciphers) -> bytes | None:
+    def _there(self, blob: BlobId, ciphers: Ciphers) -> Bytes | None:
         """What is stored as `blob`, if it is that and by the newest key, so that its age alone is renewed."""
         try:
             stored = self._inner.get(blob)

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from engine.errors import BlobMissing, ConfigError, TenutoError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
+from serialization.streams import NEW, Buffers
 
 _MAX_FAULTS = 100
 
@@ -43,11 +44,11 @@ class CacheTier:
     def __repr__(self) -> str:
         return f"CacheTier({self._store!r}, budget={self._budget})"
 
-    def get(self, blob: BlobId) -> bytes | None:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes | None:
         """The bytes, verified; None if this tier does not have them or they are damaged here."""
-        data: bytes | None = None
+        data: Bytes | None = None
         with self._lock, self._forgiving():
-            data = self._get(blob)
+            data = self._get(blob, buffers)
         return data
 
     def put(self, blob: BlobId, data: Bytes) -> None:
@@ -83,9 +84,9 @@ class CacheTier:
     def close(self) -> None:
         self._store.close()
 
-    def _get(self, blob: BlobId) -> bytes | None:
+    def _get(self, blob: BlobId, buffers: Buffers) -> Bytes | None:
         try:
-            data = self._store.get(blob)
+            data = self._store.get(blob, buffers)
         except BlobMissing:
             self._used -= self._sizes.pop(blob, 0)
             return None
@@ -145,17 +146,17 @@ class TieredStore:
         self._last.put_as(blob, data)
         self._fill(self._caches, blob, data)
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
         for depth, cache in enumerate(self._caches):
-            data = cache.get(blob)
+            data = cache.get(blob, buffers)
             if data is not None:
                 self._fill(self._caches[:depth], blob, data)
                 return data
-        data = self._last.get(blob)
+        data = self._last.get(blob, buffers)
         self._fill(self._caches, blob, data)
         return data
 
-    def get_anew(self, blob: BlobId) -> bytes:
+    def get_anew(self, blob: BlobId) -> Bytes:
         for cache in self._caches:
             cache.delete(blob)
         data = self._last.get_anew(blob)

@@ -19,7 +19,7 @@ def test_every_command_names_the_feature_and_leaves_the_session(tenuto: Tenuto, 
     (ref,) = (ref for ref, _ in store.list_refs(SESSIONS) if ref.endswith(_id(tenuto, "theirs")))
     old = store.read(ref)
     assert old is not None
-    record = {**record_of(store.get(BlobId(old.decode()))), "features": ["zebra"]}
+    record = {**record_of(bytes(store.get(BlobId(old.decode())))), "features": ["zebra"]}
     new = store.put(BlobClass.MANIFEST, written(record)).encode()
     assert store.swap(ref, old, new)
 

@@ -27,6 +27,7 @@ from engine.state import (
 from serialization.blobs import BlobClass, BlobId, Bytes, verify_blob
 from serialization.manifest import Manifest, ManifestKind
 from serialization.snapshot import WrittenState
+from serialization.streams import NEW, Buffers
 from sessions.stores.memory import MemoryStore
 
 #: token, block (4 and 128 tokens), window (16 and 300 tokens) and point parts, of mixed dtypes
@@ -71,11 +72,11 @@ class CountingStore(MemoryStore):
         self.num_puts += 1
         return super().put(cls, data)
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         self.got.append(blob)
         if blob in self.faults:
             verify_blob(blob, self.faults[blob])
-        return super().get(blob)
+        return super().get(blob, buffers)
 
     def blobs(self) -> set[BlobId]:
         return {info.blob for info in self.list_blobs()}

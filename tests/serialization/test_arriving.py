@@ -6,18 +6,20 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from engine.errors import BlobMissing, Corrupt, NoCheckpoint
 from engine.state import PartKind, PartSpec, Rows, Run
-from serialization.blobs import BlobId
+from serialization.blobs import BlobId, Bytes
 from serialization.manifest import Manifest
 from serialization.pipelines import CODEC_SETS, CodecSet
 from serialization.snapshot import arriving_state, read_state, write_state
+from serialization.streams import NEW, Buffers
 from tests.serialization.states import (
     ATTENTION,
     FOUR_KINDS,
@@ -121,14 +123,14 @@ class WaitingStore(CountingStore):
         self.most = self._now = 0
         self._lock = threading.Lock()
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
         time.sleep(self.seconds)
         with self._lock:
             self._now -= 1
-        return super().get(blob)
+        return super().get(blob, buffers)
 
 
 @contextmanager
@@ -165,12 +167,12 @@ def test_nothing_is_fetched_any_more_when_the_reading_is_over() -> None:
     assert (len(store.got), threading.active_count()) == (fetched, before)
 
 
-def test_reading_takes_the_memory_of_one_chunk_however_many_there_are() -> None:
+def test_reading_takes_the_memory_of_a_few_chunks_however_many_there_are() -> None:
     layout = (PartSpec("k", PartKind.TOKEN, 0, "bf16", (16, 64)),)
     chunk = 256 * layout[0].row_nbytes
     for codecs in CODEC_SETS.values():
-        store, state = CountingStore(), replace(state_of(8 * 256, layout), rows=())
-        rows = Rows(PartKind.TOKEN, 0, 8 * 256, (row_bytes(layout[0], 0, 8 * 256),))
+        store, state = CountingStore(), replace(state_of(32 * 256, layout), rows=())
+        rows = Rows(PartKind.TOKEN, 0, 32 * 256, (row_bytes(layout[0], 0, 32 * 256),))
         state = replace(state, rows=(rows,))
         manifest = manifest_of(state, write_state(store, state, None, 0, codecs))
         tracemalloc.start()
@@ -179,4 +181,53 @@ def test_reading_takes_the_memory_of_one_chunk_however_many_there_are() -> None:
                 assert run.parts
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert peak < 4 * chunk
+        assert peak < 10 * chunk
+
+
+def test_readings_at_the_same_time_have_memory_of_their_own() -> None:
+    stores = [stored(1024, codecs) for codecs in CODEC_SETS.values()]
+    with ExitStack() as readings:
+        lent = [readings.enter_context(arriving_state(*each))[1] for each in (*stores, *stores)]
+        for number in range(len(lent[0])):
+            read = [runs[number].parts for runs in lent]
+            places = {part.data_ptr() for parts in read for part in parts if part.numel()}
+            assert len(places) == sum(part.numel() > 0 for parts in read for part in parts)
+            for parts in read[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(read[0], parts, strict=True))
+
+
+@pytest.mark.parametrize("codecs", CODEC_SETS.values(), ids=lambda codecs: codecs.name)
+def test_what_is_kept_stays_when_others_are_read_into_the_same_memory(codecs: CodecSet) -> None:
+    kept: dict[int, tuple[Rows, ...]] = {}
+    for seed in (1, 2):
+        store, state = FillingStore(), state_of(600, seed=seed)
+        manifest = manifest_of(state, write_state(store, state, None, 0, codecs))
+        with arriving_state(store, manifest) as (_, runs):
+            kept[seed] = tuple(run.kept() for run in runs)
+    for seed, rows in kept.items():
+        expect_rows(replace(state, rows=rows), 600, seed)
+
+
+@pytest.mark.parametrize("codecs", CODEC_SETS.values(), ids=lambda codecs: codecs.name)
+def test_blobs_that_a_store_reads_into_given_memory_make_the_same_rows(codecs: CodecSet) -> None:
+    store, state = FillingStore(), state_of(1500)
+    manifest = manifest_of(state, write_state(store, state, None, 0, codecs))
+    with arriving_state(store, manifest) as (_, runs):
+        expect_rows(replace(state, rows=copied(runs)), 1500)
+        expect_rows(replace(state, rows=copied(runs[:2]) + copied(runs[2:])), 1500)
+    assert store.taken
+
+
+class FillingStore(CountingStore):
+    """Reads into memory that it is given, as a disk does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:  # type: ignore[override]
+        data = super().get(blob)
+        room = buffers.take(len(data))
+        room[:] = np.frombuffer(data, np.uint8)
+        self.taken += buffers is not NEW
+        return room.data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serialization.streams import Scratch
+from serialization.streams import Scratch, Spares
 
 
 @pytest.mark.parametrize("room", [0, 100, 1000, 10_000])
@@ -27,3 +27,30 @@ def test_what_was_given_back_is_taken_again() -> None:
     assert [buffer.ctypes.data for buffer in again] == [buffer.ctypes.data for buffer in first]
     scratch.begin()
     assert scratch.take(1000).ctypes.data == first[0].ctypes.data, "all of it"
+
+
+def test_spare_memory_is_lent_to_one_at_a_time_and_again_when_it_is_given_back() -> None:
+    spares = Spares(1000)
+    first, second = spares.lend(300), spares.lend(300)
+    assert first is not second
+    spares.give_back([first])
+    assert spares.lend(301) is not first, "it has no room for so much"
+    assert spares.lend(200) is first
+    assert spares.lend(200) is not first
+
+
+def test_the_smallest_that_has_room_is_lent() -> None:
+    spares = Spares(1000)
+    small, large, middle = (spares.lend(nbytes) for nbytes in (100, 500, 300))
+    spares.give_back([small, large, middle])
+    assert [spares.lend(200), spares.lend(200), spares.lend(50)] == [middle, large, small]
+
+
+def test_no_more_is_kept_than_the_budget_and_of_that_what_came_last() -> None:
+    spares = Spares(500)
+    first, second, third, huge = (spares.lend(nbytes) for nbytes in (200, 200, 250, 501))
+    spares.give_back([first, second])
+    spares.give_back([third])
+    assert [spares.lend(150), spares.lend(150)] == [second, third]
+    spares.give_back([huge])
+    assert spares.lend(1) is not huge

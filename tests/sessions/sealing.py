@@ -46,7 +46,7 @@ def talk(manager: SessionManager, name: str | None = NAME) -> str:
 def told(manager: SessionManager, session: str) -> Mapping[str, bytes]:
     """What nobody may find: bytes of everything that the conversation is made of."""
     manifest = manager.manifest(session)
-    rows = [manager.store.get(ref.blob) for ref in manifest.blobs()]
+    rows = [bytes(manager.store.get(ref.blob)) for ref in manifest.blobs()]
     secrets = {
         f"rows {number} at {at}": data[at : at + 24]
         for number, data in enumerate(rows)

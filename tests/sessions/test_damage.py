@@ -152,7 +152,7 @@ def test_a_manifest_that_is_whole_but_wrong_is_refused(
     ref = session_ref(chat.session.id)
     old = store.read(ref)
     assert old is not None
-    data = store.get(BlobId(old.decode()))
+    data = bytes(store.get(BlobId(old.decode())))
     if what == "version":
         forged, kind = data[:7] + b"\x63" + data[8:], UnknownVersion
     elif what == "feature":

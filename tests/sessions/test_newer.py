@@ -83,7 +83,7 @@ def taken_over(store: Store, session: str, how: str) -> tuple[BlobId, BlobId]:
     ref = session_ref(session)
     old = store.read(ref)
     assert old is not None
-    blob = store.put(BlobClass.MANIFEST, newer(store.get(BlobId(old.decode())), how))
+    blob = store.put(BlobClass.MANIFEST, newer(bytes(store.get(BlobId(old.decode()))), how))
     assert store.swap(ref, old, blob.encode())
     return BlobId(old.decode()), blob
 
@@ -159,7 +159,7 @@ def test_the_newer_build_finds_all_of_it_again(
     manager.repair()
     with pytest.raises(error, match=named):
         manager.plan_gc()
-    assert store.get(blob) == newer(store.get(old), how)
+    assert store.get(blob) == newer(bytes(store.get(old)), how)
     assert store.swap(session_ref(chat), blob.encode(), old.encode())
     session = manager.open("chat")
     seq, result = manager.resume(session)
@@ -247,7 +247,7 @@ def test_rows_of_a_newer_build_are_not_given_up(manager: SessionManager, chat: s
     """The manifest can be read, its blobs cannot."""
     store, manifest = manager.store, manager.manifest("chat")
     blob = next(ref for ref in manifest.blobs() if ref.blob.startswith("rows-"))
-    data = forge(store.get(blob.blob))
+    data = forge(bytes(store.get(blob.blob)))
     assert len(data) == blob.nbytes
     forged = renamed(manifest, {blob.blob: store.put(BlobClass.ROWS, data)})
     old, new = store.read(session_ref(chat)), store.put(BlobClass.MANIFEST, forged.encode())

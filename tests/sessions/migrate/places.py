@@ -146,7 +146,7 @@ def refs(store: Store, *prefixes: str) -> dict[str, bytes]:
 
 
 def blobs(store: Store) -> dict[BlobId, bytes]:
-    return {info.blob: store.get(info.blob) for info in store.list_blobs()}
+    return {info.blob: bytes(store.get(info.blob)) for info in store.list_blobs()}
 
 
 def needed(store: Store) -> set[BlobId]:

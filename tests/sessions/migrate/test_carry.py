@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import BlobMissing, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Bytes
+from serialization.streams import NEW, Buffers
 from sessions.catalog import Catalog
 from sessions.migrate import carry
 from sessions.migrate.carry import Copies, InFlight
@@ -76,9 +77,9 @@ def test_what_never_is_put_in_time_is_refused(clock: Clock) -> None:
 class Slow(MemoryStore):
     """Where others come by before a blob is read."""
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         threading.Event().wait(0.005)
-        return super().get(blob)
+        return super().get(blob, buffers)
 
 
 def test_many_threads_carry_what_they_share_once() -> None:

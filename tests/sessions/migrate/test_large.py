@@ -25,6 +25,7 @@ from serialization.chunks import CHUNK_TOKENS, encode_rows
 from serialization.manifest import Manifest, Message
 from serialization.pipelines import codec_set
 from serialization.refs import BlobRef, ChunkBlob, ChunkRef
+from serialization.streams import NEW, Buffers
 from sessions.stores.memory import MemoryStore
 from tests.serialization.states import EMPTY, PENDING, tokens_of
 
@@ -64,7 +65,7 @@ class Endless(MemoryStore):
             generation=1,
         )
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         return self._rows(self._numbers[blob])
 
     def _rows(self, number: int) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from engine.errors import BlobMissing
 from serialization.blobs import BlobClass, BlobId, blob_class
 from serialization.reencode.reencoding import Reencoding
+from serialization.streams import NEW, Buffers
 from sessions.catalog import Catalog
 from sessions.manager import SessionManager
 from sessions.migrate import carry, singles
@@ -44,11 +45,11 @@ class SlowStore(MemoryStore):
     def begin(self) -> None:
         self._begun = True
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         if self._begun and blob_class(blob) is self._slow:
             self._passing.now += 2.0
             self._collected.collect(self._collected.plan_gc())
-        return super().get(blob)
+        return super().get(blob, buffers)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from engine.errors import BlobMissing, ConfigError, QuotaExceeded, SessionExists
 from serialization.blobs import BlobClass, BlobId, Bytes, Store, verify_blob
 from serialization.manifest import Manifest
 from serialization.reencode.reencoding import Reencoding
+from serialization.streams import NEW, Buffers
 from sessions import names, salts
 from sessions.catalog import Catalog
 from sessions.keyring.keyset import Scope
@@ -358,8 +359,8 @@ class Living(MemoryStore):
         self.turns = 0
         self.number = 0
 
-    def get(self, blob: BlobId) -> bytes:
-        data = super().get(blob)
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
+        data = super().get(blob, buffers)
         if self.turns and blob.startswith(BlobClass.ROWS):
             self.turns -= 1
             self.number += 1
@@ -380,9 +381,9 @@ def test_what_went_on_while_it_was_moved_is_moved_again() -> None:
 class Collected(Living):
     """What the last turn had is gone as soon as somebody goes on."""
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
         before = self.number
-        data = super().get(blob)
+        data = super().get(blob, buffers)
         if self.number > before:
             raise BlobMissing("gc was faster")
         return data
@@ -666,8 +667,8 @@ class Broken(MemoryStore):
         super().__init__()
         self.broken: set[BlobId] = set()
 
-    def get(self, blob: BlobId) -> bytes:
-        data = super().get(blob)
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> bytes:
+        data = super().get(blob, buffers)
         if blob in self.broken:
             verify_blob(blob, flip(data, 100))
         return data

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.runner import Engine
-from serialization.blobs import BlobId
+from serialization.blobs import BlobId, Bytes
 from serialization.manifest import Manifest
+from serialization.streams import NEW, Buffers
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.policy import Policy
@@ -70,10 +71,10 @@ class SlowStore(DiskStore):
 
     seconds = 0.0
 
-    def get(self, blob: BlobId) -> bytes:
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
         if not blob.startswith("manifest"):
             time.sleep(self.seconds)
-        return super().get(blob)
+        return super().get(blob, buffers)
 
 
 def test_a_store_that_is_slow_is_passed_over_and_told_of(make_engine: MakeEngine, tmp_path: Path) -> None:

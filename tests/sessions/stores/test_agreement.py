@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from engine.errors import TenutoError
-from serialization.blobs import BlobClass, BlobId, BlobInfo, Store, blob_id
+from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, blob_id
 from serialization.sealed import BLOB_ROOM
+from serialization.streams import NEW, Buffers
 from sessions.keyring.master import MasterKeys
 from sessions.keyring.ring import Keyring
 from sessions.rotate import reseal
@@ -59,8 +60,8 @@ class Plainly:
     def put(self, cls: BlobClass, data: bytes) -> BlobId:
         return self._plain[self.store.put(cls, data)]
 
-    def get(self, blob: BlobId) -> bytes:
-        return self.store.get(self._names.get(blob, blob))
+    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+        return self.store.get(self._names.get(blob, blob), buffers)
 
     def has(self, blobs: list[BlobId]) -> tuple[bool, ...]:
         return self.store.has([self._names.get(blob, blob) for blob in blobs])

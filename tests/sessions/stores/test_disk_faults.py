@@ -57,7 +57,7 @@ def filled(root: Path) -> DiskBench:
 def check_whole(bench: DiskBench) -> None:
     """Seen by a fresh handle, as after a crash: complete blobs only, and the head old or new."""
     store = bench.open()
-    assert {store.get(info.blob) for info in store.list_blobs()} - {b"gone", NEW} == OLD
+    assert {bytes(store.get(info.blob)) for info in store.list_blobs()} - {b"gone", NEW} == OLD
     assert store.read_many(["head", "lease"]) in ((b"old", b"me"), (b"new", b"me"))
     assert store.check_index() == ()
 
