@@ -39,11 +39,6 @@ def check_chunk_tokens(chunk_tokens: int) -> None:
         raise ConfigError(f"chunks of {chunk_tokens} tokens: there are {', '.join(map(str, CHUNK_SIZES))}")
 
 
-def chunk_floor(position: int, chunk_tokens: int) -> int:
-    """The start of the chunk that token `position` is in."""
-    return position // chunk_tokens * chunk_tokens
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One blob, read: `tensors[i]` is uint8 [num_rows, row_nbytes] of the i-th part, a view of one buffer."""

@@ -70,6 +70,6 @@ class StoredDraft:
         record.end()
         if not 0 < draft.length <= draft.reach <= num_tokens:
             raise Corrupt(f"draft: of {draft.reach:,} tokens in a session of {num_tokens:,}")
-        check_chunks(draft.chunks, draft.length)
+        check_chunks(draft.chunks, draft.length, chunk_tokens)
         check_checkpoints(draft.checkpoints, draft.length, bool(parts_of(draft.layout, PartKind.POINT)))
         return draft

@@ -63,10 +63,12 @@ from serialization.replies import REPLIES, KeptReply, read_replies
 CHUNK_SIZE = "chunk_tokens"
 #: the feature that a manifest with a note needs
 NOTE = "note"
+#: the feature that a manifest needs where a chunk, its own or its draft's, goes on with one that was short
+PIECES = "pieces"
 #: the feature that a manifest of a session with a salt needs
 SALT = "salt"
 #: features that this build reads; a manifest that needs another one is refused
-FEATURES = frozenset({BROUGHT, CHUNK_SIZE, DRAFT, NOTE, REENCODED, REPLIES, SALT})
+FEATURES = frozenset({BROUGHT, CHUNK_SIZE, DRAFT, NOTE, PIECES, REENCODED, REPLIES, SALT})
 #: what the digest of a salt begins with
 SALT_PREFIX = "b3-"
 
@@ -111,7 +113,7 @@ class Manifest:
     """All fields are those of docs/format.md, section 5; `session` is a ULID, times are seconds since 1970.
 
     The spans cover the tokens, the chunks too, and each checkpoint and edge is as the layout wants it:
-    `encode` and `decode` both refuse anything else. Chunks have `chunk_tokens`, the last one perhaps fewer;
+    `encode` and `decode` both refuse anything else. Chunks have `chunk_tokens`, those of the last run fewer;
     `reencoded` says what conversions have cost, the first one first.
     """
 
@@ -154,6 +156,7 @@ class Manifest:
             CHUNK_SIZE: self.chunk_tokens != CHUNK_TOKENS,
             DRAFT: self.draft is not None,
             NOTE: self.note is not None,
+            PIECES: self.has_pieces,
             REENCODED: bool(self.reencoded),
             REPLIES: bool(self.replies),
             SALT: self.salt is not None,
@@ -164,6 +167,11 @@ class Manifest:
     def length(self) -> int:
         """Number of tokens fed."""
         return len(self.tokens)
+
+    @property
+    def has_pieces(self) -> bool:
+        chunks = (*self.chunks, *(() if self.draft is None else self.draft.chunks))
+        return any(chunk.is_piece(self.chunk_tokens) for chunk in chunks)
 
     def blobs(self) -> Iterator[BlobRef]:
         """Every blob of rows, point state and logits that is named, each once, in the archive's order."""
@@ -323,7 +331,9 @@ def _read(record: Record) -> Manifest:
         reencoded=read_losses(record.value(REENCODED)) if REENCODED in features else (),
         brought=Brought.read(record.record(BROUGHT)) if BROUGHT in features else None,
     )
-    check_chunks(manifest.chunks, length)
+    check_chunks(manifest.chunks, length, chunk_tokens)
+    if manifest.has_pieces != (PIECES in features):
+        raise Corrupt("manifest: pieces of chunks without their feature, or the feature without them")
     check_checkpoints(manifest.checkpoints, length, has_points)
     return manifest
 

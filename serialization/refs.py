@@ -53,12 +53,20 @@ class ChunkBlob:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """Tokens [start, stop), `start` aligned, and at most one blob for each kind of row. How many tokens a
-    chunk can have, `chunk_tokens`, is its manifest's to say."""
+    """Tokens [start, stop) and at most one blob for each kind of row. How many tokens a chunk can have,
+    `chunk_tokens`, is its manifest's to say.
+
+    It begins at a multiple of that and has so many tokens, but for the last such run: there it may be
+    short, and be followed by pieces that go on with what later turns added.
+    """
 
     start: int
     stop: int
     blobs: tuple[ChunkBlob, ...]
+
+    def is_piece(self, chunk_tokens: int) -> bool:
+        """Whether it goes on with a chunk that was short."""
+        return self.start % chunk_tokens != 0
 
     def blob(self, kind: PartKind) -> ChunkBlob | None:
         for blob in self.blobs:
@@ -82,9 +90,9 @@ class ChunkRef:
         return chunk
 
     def check(self, chunk_tokens: int) -> None:
-        """Raises Corrupt unless aligned, not empty, and its blobs are in order and inside."""
-        if self.start % chunk_tokens or not 0 < self.stop - self.start <= chunk_tokens:
-            raise Corrupt("chunk: not an aligned run of tokens")
+        """Raises Corrupt unless inside of an aligned run, not empty, and its blobs in order and inside."""
+        if not self.start < self.stop <= chunk_floor(self.start, chunk_tokens) + chunk_tokens:
+            raise Corrupt("chunk: not inside of an aligned run of tokens")
         if [blob.kind for blob in self.blobs] != [kind for kind in ROW_KINDS if self.blob(kind)]:
             raise Corrupt("chunk: its blobs are out of order")
         for blob in self.blobs:
@@ -149,15 +157,24 @@ class StoredLogits:
     ref: BlobRef
 
 
-def check_chunks(chunks: tuple[ChunkRef, ...], length: int) -> None:
-    """Raises Corrupt unless `chunks` are in order and cover the tokens [0, length).
+def chunk_floor(position: int, chunk_tokens: int) -> int:
+    """The start of the aligned run that token `position` is in."""
+    return position // chunk_tokens * chunk_tokens
+
+
+def check_chunks(chunks: tuple[ChunkRef, ...], length: int, chunk_tokens: int) -> None:
+    """Raises Corrupt unless `chunks` are in order and cover the tokens [0, length), and are whole before the
+    last aligned run.
 
     The last one may hold rows of more tokens: a rewind or a fork inside a chunk writes no rows.
     """
     at = 0
+    last = chunk_floor(chunks[-1].start, chunk_tokens) if chunks else 0
     for chunk in chunks:
         if chunk.start != at or chunk.start >= length:
             raise Corrupt("chunks: a gap, an overlap, or one beyond the tokens")
+        if chunk.start < last and chunk.stop - chunk.start != chunk_tokens:
+            raise Corrupt("chunks: a short one before the last run of tokens")
         at = chunk.stop
     if at < length:
         raise Corrupt(f"chunks: they cover {at} tokens of {length}")

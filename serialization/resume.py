@@ -12,10 +12,13 @@ import numpy as np
 
 from engine.errors import NoCheckpoint
 from engine.state import DraftState, Layout, PartKind, Pending, Span, parts_of
-from serialization.chunks import chunk_floor, rows_nbytes
+from serialization.chunks import rows_nbytes
 from serialization.drafts import StoredDraft
 from serialization.manifest import Manifest
-from serialization.refs import ChunkRef, Stored
+from serialization.refs import ChunkRef, Stored, chunk_floor
+
+#: So many pieces at most make a chunk that is not whole yet: each is a blob or two to be put and fetched.
+MAX_PIECES = 8
 
 
 def resumable_lengths(stored: Stored) -> tuple[range, ...]:
@@ -117,7 +120,9 @@ def kept_chunks(
     The caller knows that rows of the first `untouched` tokens are those that `previous` stored: it is the
     lowest length that a rewind, an edit or a shift has gone back to since (the whole length, if none).
     Token ids and provenance are compared all the same. A chunk is kept whole or not at all, and none is
-    kept that lacks window rows which the new length needs.
+    kept that lacks window rows which the new length needs. Of a run of `chunk_tokens` that the new length
+    fills none is kept but a whole one, nor of the last run when it has come to `MAX_PIECES`: they are written
+    anew as one.
     """
     if previous is None:
         return ()
@@ -155,7 +160,8 @@ def _kept(
     for chunk in stored.chunks:
         start, stop = chunk.start, chunk.stop
         whole = stop - start == stored.chunk_tokens
-        if stop > min(untouched - ahead, length, stored.length) or not (whole or stop == length):
+        filled = chunk_floor(start, stored.chunk_tokens) + stored.chunk_tokens <= length
+        if stop > min(untouched - ahead, length, stored.length) or (filled and not whole):
             break
         if previous.tokens[start : stop + ahead] != tokens[start : stop + ahead]:
             break
@@ -166,6 +172,9 @@ def _kept(
         if window and stop > length - window and _window_start(chunk) > max(start, length - window):
             break
         kept.append(chunk)
+    last = [chunk for chunk in kept if chunk.start >= chunk_floor(length, stored.chunk_tokens)]
+    if len(last) >= MAX_PIECES and last[-1].stop < length:
+        del kept[-len(last) :]
     return tuple(kept)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.state import DraftState, PartKind, Point, Rows, SequenceState
 from serialization.manifest import Manifest
-from serialization.refs import Stored
+from serialization.refs import Stored, chunk_floor
 from serialization.resume import max_window, needed_window
 
 
@@ -37,7 +37,8 @@ def _trimmed(
         for chunk in previous.chunks:
             blob = chunk.blob(PartKind.WINDOW)
             if blob is not None and blob.start < min(untouched, length):
-                wanted.append(range(blob.start, min(chunk.start + previous.chunk_tokens, length)))
+                ends = chunk_floor(chunk.start, previous.chunk_tokens) + previous.chunk_tokens
+                wanted.append(range(blob.start, min(ends, length)))
     joined = _joined(wanted)
     rows: list[Rows] = []
     for run in state.rows:

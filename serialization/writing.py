@@ -11,7 +11,7 @@ from serialization.chunks import CHUNK_TOKENS, encode_rows, rows_nbytes
 from serialization.parallel import in_order
 from serialization.pipelines import CodecSet
 from serialization.points import encode_point, point_nbytes
-from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef
+from serialization.refs import ROW_KINDS, BlobRef, Checkpoint, ChunkBlob, ChunkRef, chunk_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Writer:
         """Put what follows the `kept` chunks, and those of `points` that are not `known`. Of both as many are
         named as have `budget` bytes of point state."""
         start = kept[-1].stop if kept else 0
-        new = in_order(self.chunk, range(start, self.length, self.chunk_tokens), workers)
+        new = in_order(self.chunk, self._starts(start), workers)
         by_position = {checkpoint.position: checkpoint for checkpoint in known}
         fresh = {point.position: point for point in points if point.position not in by_position}
         each_nbytes = point_nbytes(parts_of(self.layout, PartKind.POINT))
@@ -57,9 +57,16 @@ class Writer:
         put += [checkpoint.ref for checkpoint in written if checkpoint.ref is not None]
         return WrittenRows((*kept, *new), tuple(by_position[at] for at in named), tuple(put))
 
+    def _starts(self, start: int) -> list[int]:
+        """Where what is put from `start` on begins: there, and then at every aligned run."""
+        if start == self.length:
+            return []
+        run = chunk_floor(start, self.chunk_tokens) + self.chunk_tokens
+        return [start, *range(run, self.length, self.chunk_tokens)]
+
     def chunk(self, start: int) -> ChunkRef:
-        """The chunk from `start` on, its blobs put."""
-        stop = min(start + self.chunk_tokens, self.length)
+        """The chunk, or piece of one, from `start` on, its blobs put."""
+        stop = min(chunk_floor(start, self.chunk_tokens) + self.chunk_tokens, self.length)
         blobs = (self._rows(kind, start, stop) for kind in ROW_KINDS)
         return ChunkRef(start, stop, tuple(blob for blob in blobs if blob is not None))
 

@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, contextmanager
 from engine.errors import QuotaExceeded
 from engine.state import Layout, NextLogits, PartKind, Point, SequenceState, parts_of
 from serialization.blobs import Store
-from serialization.chunks import CHUNK_TOKENS, chunk_floor
+from serialization.chunks import CHUNK_TOKENS
 from serialization.manifest import Manifest, Message
-from serialization.refs import Stored
+from serialization.refs import Stored, chunk_floor
 
 #: What has room made for it: `Quota.room`, or what frees some first.
 Room = Callable[[int], AbstractContextManager[None]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import islice, takewhile
+
 from engine.state import PartKind, Rows, parts_of
 from serialization.blobs import Store
 from serialization.chunks import decode_rows
 from serialization.reading import check_size, get
-from serialization.refs import BlobRef, Stored
+from serialization.refs import BlobRef, ChunkRef, Stored
 
 
 class SourceRows:
@@ -15,40 +18,36 @@ class SourceRows:
     def __init__(self, store: Store, stored: Stored) -> None:
         self._store = store
         self._stored = stored
-        self._by_start = {chunk.start: chunk for chunk in stored.chunks}
-        self._last: dict[PartKind, tuple[int, Rows]] = {}
+        self._last: dict[PartKind, Rows] = {}
 
     def ref(self, kind: PartKind, start: int, stop: int) -> BlobRef | None:
         """The blob of a chunk that has just the rows of tokens [start, stop), if there is one."""
-        size = self._stored.chunk_tokens
-        chunk = self._by_start.get(start // size * size)
-        if chunk is None or chunk.stop != stop:
-            return None
-        blob = chunk.blob(kind)
+        found = self._chunks(start, stop)
+        blob = found[0].blob(kind) if len(found) == 1 and found[0].stop == stop else None
         return blob.ref if blob is not None and blob.start == start else None
 
     def runs(self, kind: PartKind, start: int, stop: int) -> tuple[Rows, ...]:
         """Consecutive runs that cover tokens [start, stop), which are all named. Raises BlobMissing, Corrupt
         and other StateErrors, StoreUnavailable."""
-        size = self._stored.chunk_tokens
-        runs = []
-        for at in range(start // size * size, stop, size):
-            rows = self._rows(kind, at)
-            if rows is not None:
-                runs.append(rows)
-        return tuple(runs)
+        rows = (self._rows(kind, chunk) for chunk in self._chunks(start, stop))
+        return tuple(each for each in rows if each is not None)
 
-    def _rows(self, kind: PartKind, start: int) -> Rows | None:
+    def _chunks(self, start: int, stop: int) -> tuple[ChunkRef, ...]:
+        """Those that have some of tokens [start, stop)."""
+        chunks = self._stored.chunks
+        first = bisect_right(chunks, start, key=lambda chunk: chunk.stop)
+        return tuple(takewhile(lambda chunk: chunk.start < stop, islice(chunks, first, None)))
+
+    def _rows(self, kind: PartKind, chunk: ChunkRef) -> Rows | None:
         """Those of one chunk; None where it is too short for one."""
-        chunk = self._by_start[start]
         blob = chunk.blob(kind)
         if blob is None:
             return None
         last = self._last.get(kind)
-        if last is not None and last[0] == start:
-            return last[1]
+        if last is not None and (last.start, last.stop) == (blob.start, chunk.stop):
+            return last
         specs = parts_of(self._stored.layout, kind)
         check_size(blob, chunk, specs)
         rows = decode_rows(get(self._store, blob.ref), kind, specs, blob.start, chunk.stop)
-        self._last[kind] = start, rows
+        self._last[kind] = rows
         return rows

@@ -115,6 +115,13 @@ def golden_sessions() -> dict[str, bytes]:
     files["session-replies.manifest"] = replied.encode()
     converted = (Span(0, 15, Provenance.REENCODED), Span(15, 20, Provenance.COMPUTED))
     files["session-reencoded.manifest"] = replace(session, spans=converted, reencoded=LOSSES).encode()
+    store, early, late = CountingStore(), drafted(state_of(12)), drafted(state_of(20, since=12))
+    first = manifest_of(early, write_state(store, early, None, 0))
+    pieced = manifest_of(late, write_state(store, late, first, 12, draft_untouched=12))
+    files["session-pieces.manifest"] = pieced.encode()
+    out = io.BytesIO()
+    write_archive(out, pieced, store)
+    files["session-pieces.tenuto"] = out.getvalue()
     store, state = CountingStore(), drafted(state_of(150))
     small = reencode(
         store,

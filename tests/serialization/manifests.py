@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import Any
 
@@ -72,10 +73,11 @@ def canaries(draw: st.DrawFn, length: int) -> Canary:
 @st.composite
 def chunk_refs(draw: st.DrawFn, length: int, chunk_tokens: int) -> tuple[ChunkRef, ...]:
     chunks = []
-    for start in range(0, length, chunk_tokens):
-        stop = start + chunk_tokens
-        if stop >= length:
-            stop = draw(st.integers(length, stop))
+    last = max(0, length - 1) // chunk_tokens * chunk_tokens
+    ends = st.integers(length, last + chunk_tokens) if length else st.just(0)
+    pieces = st.sets(st.integers(last + 1, length - 1), max_size=3) if length > last + 1 else st.just(set())
+    bounds = [*range(0, last + 1, chunk_tokens), *sorted(draw(pieces)), draw(ends)]
+    for start, stop in itertools.pairwise(bounds if length else []):
         blobs = []
         for kind in draw(st.sets(st.sampled_from(ROW_KINDS))):
             first = draw(st.integers(start, stop - 1)) if kind is PartKind.WINDOW else start

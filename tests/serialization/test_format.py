@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Rows
+from engine.state import DTYPES, Fingerprint, PartKind, PartSpec, Pending, Provenance, Rows, Span
 from serialization import limits
 from serialization.blobs import BlobClass, blob_id
 from serialization.brought import Brought, Proven
@@ -111,6 +111,15 @@ def test_the_example_of_other_chunks_is_what_the_code_writes() -> None:
     large = replace(EMPTY, chunk_tokens=1024)
     assert dumped("hex chunk-tokens") in map_of(large.encode())
     assert Manifest.decode(large.encode()) == large
+
+
+def test_the_example_of_pieces_is_what_the_code_writes() -> None:
+    chunks = (ChunkRef(0, 2, ()), ChunkRef(2, 3, ()))
+    spans = (Span(0, 3, Provenance.COMPUTED),)
+    pieced = replace(EMPTY, tokens=(1, 2, 3), spans=spans, chunks=chunks, edge=Pending(4))
+    assert dumped("hex pieces") in map_of(pieced.encode())
+    assert Manifest.decode(pieced.encode()) == pieced
+    assert pieced.features == ("pieces",)
 
 
 def test_the_example_of_a_loss_is_what_the_code_writes() -> None:

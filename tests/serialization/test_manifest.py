@@ -20,8 +20,9 @@ from engine.errors import (
     UnknownFeature,
     UnknownVersion,
 )
-from engine.state import Fingerprint, Pending
+from engine.state import Fingerprint, Pending, Provenance, Span
 from serialization.manifest import Manifest, manifest_id
+from serialization.refs import ChunkRef
 from serialization.snapshot import write_state
 from tests.serialization.manifests import manifests
 from tests.serialization.spelling import NEW, OLD, map_of, record_of, written, written_as_1
@@ -361,3 +362,55 @@ def test_every_blob_is_named_once() -> None:
     twice = replace(FULL, checkpoints=(replace(FULL.checkpoints[0], position=0), *FULL.checkpoints))
     blobs = [ref.blob for ref in twice.blobs()]
     assert len(blobs) == len(set(blobs)) == len(list(FULL.blobs()))
+
+
+def of_chunks(*bounds: tuple[int, int], num_tokens: int = 300) -> Manifest:
+    return replace(
+        EMPTY,
+        tokens=tuple(range(num_tokens)),
+        spans=(Span(0, num_tokens, Provenance.COMPUTED),),
+        chunks=tuple(ChunkRef(start, stop, ()) for start, stop in bounds),
+        edge=Pending(1),
+    )
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        [(0, 256), (256, 300)],
+        [(0, 256), (256, 300), (300, 310)],
+        [(0, 256), (256, 257), (257, 258), (258, 512)],
+    ],
+    ids=str,
+)
+def test_a_chunk_that_is_not_full_may_be_in_pieces(bounds: list[tuple[int, int]]) -> None:
+    manifest = of_chunks(*bounds, num_tokens=301 if len(bounds) > 2 else 300)
+    assert manifest.features == (("pieces",) if len(bounds) > 2 else ())
+    assert Manifest.decode(manifest.encode()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ([(0, 100), (100, 256), (256, 300)], "a short one before the last run"),
+        ([(0, 100), (256, 300)], "a short one before the last run"),
+        ([(0, 256), (260, 300)], "a gap"),
+        ([(0, 256), (256, 280), (280, 513)], "not inside of an aligned run"),
+        ([(0, 100), (100, 300)], "not inside of an aligned run"),
+        ([(0, 256), (256, 280), (280, 280), (280, 300)], "not inside of an aligned run"),
+        ([(0, 256), (256, 290), (280, 300)], "an overlap"),
+        ([(0, 256), (256, 290)], "they cover 290 tokens of 300"),
+    ],
+    ids=str,
+)
+def test_pieces_of_any_other_kind_are_refused(bounds: list[tuple[int, int]], told: str) -> None:
+    with pytest.raises(Corrupt, match=told):
+        of_chunks(*bounds).encode()
+
+
+def test_pieces_and_their_feature_come_together() -> None:
+    for bounds in ([(0, 256), (256, 300)], [(0, 256), (256, 280), (280, 300)]):
+        record = record_of(of_chunks(*bounds).encode())
+        swapped = {**record, "features": [] if record["features"] else ["pieces"]}
+        with pytest.raises(Corrupt, match="pieces of chunks without their feature"):
+            Manifest.decode(written(swapped))

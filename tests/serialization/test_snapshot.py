@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +20,7 @@ from engine.errors import (
 )
 from engine.state import (
     Fingerprint,
+    Layout,
     NextLogits,
     PartKind,
     Pending,
@@ -27,9 +30,11 @@ from engine.state import (
     parts_of,
 )
 from serialization.blobs import BlobClass
-from serialization.manifest import Manifest
+from serialization.chunks import CHUNK_TOKENS
+from serialization.manifest import PIECES, Manifest
 from serialization.pipelines import CODEC_SETS, DEFAULT, RAW, CodecSet
 from serialization.resume import (
+    MAX_PIECES,
     can_resume_at,
     cut,
     first_new,
@@ -37,7 +42,8 @@ from serialization.resume import (
     last_resumable,
     resumable_lengths,
 )
-from serialization.snapshot import missing_blobs, read_state, verify_kept, write_state
+from serialization.snapshot import WrittenState, missing_blobs, read_state, verify_kept, write_state
+from serialization.trim import trimmed
 from tests.serialization.states import (
     ATTENTION,
     FOUR_KINDS,
@@ -183,18 +189,74 @@ def test_as_many_checkpoints_are_read_as_are_asked_for() -> None:
     assert [point.position for point in read_state(store, manifest, 130, num_points=2).points] == [100, 130]
 
 
-def test_a_turn_writes_its_own_chunks_alone() -> None:
+def test_a_turn_writes_its_own_rows_alone() -> None:
     store, first = CountingStore(), state_of(4000, ATTENTION)
     before = manifest_of(first, write_state(store, first, None, 0))
     tokens, spans = state_of(4050, ATTENTION).tokens, state_of(4050, ATTENTION).spans
     since = first_new(before, tokens, spans, 4000)
-    assert since == 3840
+    assert since == 4000
     second = state_of(4050, ATTENTION, since=since)
     num_puts = store.num_puts
     written = write_state(store, second, before, 4000)
     assert written.num_blobs == store.num_puts - num_puts == 1
-    assert written.chunks[:15] == before.chunks[:15]
+    assert written.chunks[:-1] == before.chunks
+    assert sum(blob.ref.raw_nbytes for blob in written.chunks[-1].blobs) == sum(
+        50 * spec.row_nbytes for spec in ATTENTION
+    )
     expect_rows(read_state(store, manifest_of(second, written)), 4050)
+
+
+def turns_of(
+    store: CountingStore, lengths: Sequence[int], layout: Layout = FOUR_KINDS
+) -> Iterator[tuple[Manifest, WrittenState]]:
+    """The manifest after each turn, and what was written for it."""
+    manifest = None
+    for length in lengths:
+        synced = 0 if manifest is None else manifest.length
+        whole = state_of(length, layout)
+        since = first_new(manifest, whole.tokens, whole.spans, synced)
+        state = trimmed(state_of(length, layout, since=since), manifest, synced)
+        written = write_state(store, state, manifest, synced, RAW)
+        manifest = Manifest.decode(manifest_of(state, written).encode())
+        yield manifest, written
+
+
+def bounds(manifest: Manifest) -> list[tuple[int, int]]:
+    return [(chunk.start, chunk.stop) for chunk in manifest.chunks]
+
+
+def test_short_turns_make_pieces_until_the_chunk_is_full_and_then_it_is_the_one_of_any_session() -> None:
+    at_once = CountingStore()
+    ((expected, _),) = turns_of(at_once, [256], ATTENTION)
+    store = CountingStore()
+    turns = [manifest for manifest, _ in turns_of(store, range(50, 351, 50), ATTENTION)]
+    assert [bounds(manifest) for manifest in turns[:5]] == [
+        [(start, start + 50) for start in range(0, 50 * count, 50)] for count in range(1, 6)
+    ]
+    assert bounds(turns[5]) == [(0, 256), (256, 300)]
+    assert turns[5].chunks[0] == expected.chunks[0]
+    assert bounds(turns[6]) == [(0, 256), (256, 300), (300, 350)]
+    assert [PIECES in manifest.features for manifest in turns] == [False, *[True] * 4, False, True]
+
+
+def test_many_pieces_are_made_one_again() -> None:
+    store = CountingStore()
+    turns = [bounds(manifest) for manifest, _ in turns_of(store, range(10, 101, 10))]
+    assert [len(chunks) for chunks in turns] == [*range(1, MAX_PIECES + 1), 1, 2]
+    assert turns[MAX_PIECES] == [(0, 10 * (MAX_PIECES + 1))]
+
+
+@given(more=st.lists(st.integers(1, 150), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_session_of_pieces_can_be_gone_back_to_as_ever(more: list[int]) -> None:
+    lengths = list(itertools.accumulate(more))
+    store = CountingStore()
+    for (manifest, written), new in zip(turns_of(store, lengths), more, strict=True):
+        for length in (each for each in lengths if each <= manifest.length):
+            expect_rows(read_state(store, manifest, length, workers=1), length)
+        assert all(chunk in manifest.chunks for chunk in written.chunks)
+        assert len([start for start, _ in bounds(manifest) if start % CHUNK_TOKENS]) < MAX_PIECES
+        assert written.num_blobs <= 4 * (new // CHUNK_TOKENS + 2)
 
 
 @given(
