@@ -9,9 +9,9 @@ import torch
 
 from engine.state import PartKind, Rows
 from serialization.ahead import Ahead
+from serialization.buffers import NEW, Buffers, Scratch, Spares
 from serialization.chunks import Unpacked
 from serialization.reading import Reader, Wanted
-from serialization.streams import NEW, Buffers, Scratch, Spares
 
 #: Bytes of memory that is kept for the next reading: what one takes that reads chunks of 8 MB.
 _SPARES = Spares(2**26)

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol
 
 from blake3 import blake3
 
 from engine.errors import Corrupt, UnknownFeature
-from serialization.streams import NEW, Buffers
+
+if TYPE_CHECKING:  # the command line tells its help without numpy
+    from serialization.buffers import Buffers
 
 #: "<class>-<digest's kind>-<64 hex>": the class says how long to keep it, "b3" that the digest is BLAKE3-256
 #: of the stored bytes, "k3" that they are sealed and it is a keyed one of what they were before.
@@ -133,7 +135,7 @@ class Store(Protocol):
         """`put` under the name `blob`, which the caller made for `data`; it replaces what is there."""
         ...
 
-    def get(self, blob: BlobId, buffers: Buffers = NEW) -> Bytes:
+    def get(self, blob: BlobId, buffers: Buffers = ...) -> Bytes:
         """The bytes of `blob`, digest verified; in memory of `buffers` where the store reads them itself.
         Raises BlobMissing, Corrupt, StoreUnavailable."""
         ...

@@ -18,11 +18,12 @@ from engine.errors import ConfigError, Corrupt
 from engine.state import Layout, PartKind, PartSpec, Rows
 from serialization import pipelines
 from serialization.blobs import Bytes
+from serialization.buffers import NEW, Buffers, Stream
 from serialization.headers import Header, Part, Parts, Section, by_dtype
 from serialization.limits import MAX_BLOB_NBYTES, MAX_HEADER_NBYTES, MAX_RAW_NBYTES, refuse_above
 from serialization.pipelines import CodecSet
 from serialization.prefix import PREFIX_NBYTES, Letter, check_prefix, prefix
-from serialization.streams import NEW, Buffers, Grid, Stream, Streams
+from serialization.streams import Grid, Streams
 
 #: Tokens of a chunk where a manifest says nothing else.
 CHUNK_TOKENS = 256

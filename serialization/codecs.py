@@ -14,9 +14,10 @@ import numpy as np
 import zstandard
 
 from engine.errors import ConfigError, Corrupt, UnknownFeature
+from serialization.buffers import NEW, Buffers, Stream
 from serialization.floats import ChannelOffset, FloatSplit
 from serialization.limits import MAX_FIELD_NBYTES, MAX_STREAMS
-from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams, expected
+from serialization.streams import Codec, Grid, Streams, expected
 
 
 @dataclass(frozen=True, slots=True)

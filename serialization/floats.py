@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import Corrupt
-from serialization.streams import NEW, Buffers, Grid, Stream, Streams, expected
+from serialization.buffers import NEW, Buffers, Stream
+from serialization.streams import Grid, Streams, expected
 
 #: values that are put together at a time: what a core's own cache holds
 _TILE = 131_072

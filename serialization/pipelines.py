@@ -9,9 +9,10 @@ from itertools import accumulate
 import numpy as np
 
 from engine.errors import ConfigError, Corrupt
+from serialization.buffers import NEW, Buffers, Stream
 from serialization.codecs import Entropy, Fields, zstd_mode
 from serialization.floats import ChannelOffset, FloatSplit
-from serialization.streams import NEW, Buffers, Codec, Grid, Stream, Streams
+from serialization.streams import Codec, Grid, Streams
 
 Pipeline = tuple[Codec, ...]
 

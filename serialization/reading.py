@@ -9,11 +9,11 @@ import torch
 from engine.errors import Corrupt
 from engine.state import Layout, PartKind, Point, Rows, parts_of
 from serialization.blobs import Bytes, Store, short
+from serialization.buffers import NEW, Buffers
 from serialization.chunks import Unpacked, row_parts, rows_nbytes, unpack_frame
 from serialization.points import decode_point, point_nbytes
 from serialization.refs import ROW_KINDS, BlobRef, ChunkBlob, ChunkRef, Stored
 from serialization.resume import window_floor, window_runs
-from serialization.streams import NEW, Buffers
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from unittest import mock
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 from sessions.stores.base import StoreConfig, check_blob_size
 from sessions.stores.folder import discard, disk_errors, locked, make_folder, opened_folder, write_temp
 

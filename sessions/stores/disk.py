@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.errors import StoreUnavailable, UsageError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, StrayInfo, TierInfo, parse_blob_id
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 from sessions.stores.base import StoreConfig, check_prefix, check_ref_name, check_refs, check_swap, tenant_key
 from sessions.stores.blobtree import BlobTree, age_of, create_tree, stat_entry, unlink_old
 from sessions.stores.folder import (

@@ -21,7 +21,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 from sessions.stores.base import (
     StoreConfig,
     check_blob_size,

@@ -36,7 +36,7 @@ from serialization.blobs import (
     short,
     verify_blob,
 )
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 from sessions.scratch import Seen
 from sessions.stores import redis_scripts as scripts
 from sessions.stores.base import (

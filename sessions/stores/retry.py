@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from engine.errors import StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 
 T = TypeVar("T")
 

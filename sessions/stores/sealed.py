@@ -26,9 +26,9 @@ from serialization.blobs import (
     parse_blob_id,
     short,
 )
+from serialization.buffers import NEW, Buffers
 from serialization.canonical import pack
 from serialization.sealed import BLOB_ROOM, REF_ROOM, read_blob
-from serialization.streams import NEW, Buffers
 from sessions.keyring.ciphers import Ciphers, begun
 from sessions.keyring.keyset import Scope
 from sessions.keyring.tenants import TenantKeys

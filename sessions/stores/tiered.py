@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from engine.errors import BlobMissing, ConfigError, TenutoError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, StrayInfo, TierInfo
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 
 _MAX_FAULTS = 100
 

@@ -72,7 +72,7 @@ def test_inspect_shows_it(chat: Tenuto, tenuto: Tenuto) -> None:
     assert " tokens, " in line
     assert "blobs" in line
     data = chat("inspect", session, "--json").json
-    assert data["features"] == ["draft"]
+    assert data["features"] == ["draft", "pieces"]
     assert data["draft"]["length"] <= data["length"]
     assert data["draft"]["chunks"]
 

@@ -246,7 +246,7 @@ def test_all_of_them_work_on_a_sealed_store(
     found = tenuto("diff", "first", "first.tenuto", "--json").json
     assert (found["same_conversation"], found["bytes"], found["rows_shared"]) == (True, None, None)
     assert "equal rows have two names" in tenuto("diff", "first", "first.tenuto").out
-    assert tenuto("diff", "first@1", "first", "--json").json["bytes"]["shared"] == 0  # one partial chunk
+    assert tenuto("diff", "first@1", "first", "--json").json["bytes"]["shared"] > 0  # the first turn's
     (tenant,) = tenuto("stats", "--all-tenants", "--json").json["tenants"]
     assert (tenant["tenant"], tenant["num_sessions"], tenant["num_turns"]) == ("default", 1, 2)
     session = tenuto("inspect", "first", "--json").json["session"]

@@ -25,9 +25,9 @@ from engine.state import (
     parts_of,
 )
 from serialization.blobs import BlobClass, BlobId, Bytes, verify_blob
+from serialization.buffers import NEW, Buffers
 from serialization.manifest import Manifest, ManifestKind
 from serialization.snapshot import WrittenState
-from serialization.streams import NEW, Buffers
 from sessions.stores.memory import MemoryStore
 
 #: token, block (4 and 128 tokens), window (16 and 300 tokens) and point parts, of mixed dtypes

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from engine.errors import ConfigError, Corrupt, StateError, UnknownFeature
 from engine.state import DTYPES
 from serialization import pipelines
+from serialization.buffers import Stream
 from serialization.codecs import Entropy, Fields, codec_named
 from serialization.floats import ChannelOffset, FloatSplit
 from serialization.pipelines import CODEC_SETS, DEFAULT, FAST, codec_set
-from serialization.streams import Codec, Grid, Stream
+from serialization.streams import Codec, Grid
 
 SETS = [FAST, DEFAULT]
 

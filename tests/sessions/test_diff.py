@@ -54,7 +54,7 @@ def test_ids_and_messages_part_where_they_do(manager: SessionManager) -> None:
     assert found.tokens == TokenParting(601, 2, 1, 8, 99)
     assert (found.messages.common, found.messages.a, found.messages.b) == (1, (MORE,), (LESS,))
     assert found.sampler == (FieldDifference("seed", 3, 5),)
-    assert found.rows_shared == 512  # whole chunks of 256
+    assert found.rows_shared == 600  # two whole chunks, and the piece of the same turn
     assert found.bytes is not None
     assert min(found.bytes.shared, found.bytes.own_a, found.bytes.own_b) > 0
 

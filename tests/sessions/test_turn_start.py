@@ -21,7 +21,7 @@ from sessions.stores.memory import MemoryStore
 from tests.exact.members import open_member
 from tests.sessions.conftest import MakeEngine
 
-SHORT, LONG = Reply(max_tokens=5), Reply(max_tokens=150)
+SHORT, LONG, LONGER = Reply(max_tokens=5), Reply(max_tokens=150), Reply(max_tokens=300)
 #: a reply that goes on until it is stopped
 SAMPLER = SamplerParams(logit_bias=tuple((token, float("-inf")) for token in (257, 258, 259)))
 
@@ -120,17 +120,31 @@ def test_every_member_with_windows_goes_back_exactly(family: str) -> None:
 
 
 def test_without_room_for_a_copy_it_is_read_again_and_said(make_windowed: MakeEngine) -> None:
-    """The store is no way back either: what the reply made memory forget was not there to be saved."""
+    """The store is no way back either: the reply filled the run of tokens that it began in, so that all of it was
+    stored anew, without what the reply had made memory forget."""
     chat = begun(make_windowed(device_state_bytes=1000))
     ids = chat.ids
-    hear(chat.say("and now the long one", LONG))
+    hear(chat.say("and now the long one", LONGER))
     result = chat.rewind()
     assert (result.reason, result.restored, result.recomputed) == (Reason.NO_CHECKPOINT, 1, len(ids) - 1)
     assert chat.ids == ids
-    hear(chat.say("and now the long one", LONG))
-    hear(chat.regenerate(LONG))
+    hear(chat.say("and now the long one", LONGER))
+    hear(chat.regenerate(LONGER))
     assert chat.reused is not None
     assert (chat.reused.reason, chat.reused.recomputed) == (Reason.NO_CHECKPOINT, len(ids) - 1)
+
+
+def test_without_room_for_a_copy_the_store_is_the_way_back_to_what_was_stored_apart(
+    make_windowed: MakeEngine,
+) -> None:
+    """A reply that goes on inside of a run of tokens is stored as a piece, and the one before it stays."""
+    chat = begun(make_windowed(device_state_bytes=1000))
+    ids, before = chat.ids, digest(chat)
+    first = hear(chat.say("and now the long one", LONG))
+    result = chat.rewind()
+    assert (result.reason, result.recomputed, result.detail) == (Reason.EDITED, 0, "from the store")
+    assert (chat.ids, digest(chat)) == (ids, before)
+    assert hear(chat.say("and now the long one", LONG)) == first
 
 
 def test_what_comes_from_the_store_is_said_to() -> None:
@@ -260,7 +274,7 @@ def test_a_copy_that_finds_no_cells_is_no_way_back(
     engine = make_windowed()
     chat = begun(engine)
     ids = chat.ids
-    hear(chat.say("and now the long one", LONG))
+    hear(chat.say("and now the long one", LONGER))
     monkeypatch.setattr(engine, "device_restore", crowded)
     result = chat.rewind()
     assert (result.reason, chat.ids) == (Reason.NO_CHECKPOINT, ids)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import BlobMissing, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Bytes
-from serialization.streams import NEW, Buffers
+from serialization.buffers import NEW, Buffers
 from sessions.catalog import Catalog
 from sessions.migrate import carry
 from sessions.migrate.carry import Copies, InFlight

@@ -21,11 +21,11 @@ from blake3 import blake3
 from engine.state import PartKind, PartSpec, Provenance, Rows, Span
 from serialization.archive import check_archive, write_archive
 from serialization.blobs import BlobClass, BlobId, blob_id
+from serialization.buffers import NEW, Buffers
 from serialization.chunks import CHUNK_TOKENS, encode_rows
 from serialization.manifest import Manifest, Message
 from serialization.pipelines import codec_set
 from serialization.refs import BlobRef, ChunkBlob, ChunkRef
-from serialization.streams import NEW, Buffers
 from sessions.stores.memory import MemoryStore
 from tests.serialization.states import EMPTY, PENDING, tokens_of
 

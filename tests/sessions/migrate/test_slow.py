@@ -6,8 +6,8 @@ import pytest
 
 from engine.errors import BlobMissing
 from serialization.blobs import BlobClass, BlobId, blob_class
+from serialization.buffers import NEW, Buffers
 from serialization.reencode.reencoding import Reencoding
-from serialization.streams import NEW, Buffers
 from sessions.catalog import Catalog
 from sessions.manager import SessionManager
 from sessions.migrate import carry, singles

@@ -10,9 +10,9 @@ import pytest
 
 from engine.errors import BlobMissing, ConfigError, QuotaExceeded, SessionExists, StoreFull, StoreUnavailable
 from serialization.blobs import BlobClass, BlobId, Bytes, Store, verify_blob
+from serialization.buffers import NEW, Buffers
 from serialization.manifest import Manifest
 from serialization.reencode.reencoding import Reencoding
-from serialization.streams import NEW, Buffers
 from sessions import names, salts
 from sessions.catalog import Catalog
 from sessions.keyring.keyset import Scope

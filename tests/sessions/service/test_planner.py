@@ -9,8 +9,8 @@ import pytest
 
 from engine.runner import Engine
 from serialization.blobs import BlobId, Bytes
+from serialization.buffers import NEW, Buffers
 from serialization.manifest import Manifest
-from serialization.streams import NEW, Buffers
 from sessions.conversation import Conversation, Reply
 from sessions.manager import SessionManager
 from sessions.policy import Policy

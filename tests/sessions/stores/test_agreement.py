@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from engine.errors import TenutoError
 from serialization.blobs import BlobClass, BlobId, BlobInfo, Bytes, Store, blob_id
+from serialization.buffers import NEW, Buffers
 from serialization.sealed import BLOB_ROOM
-from serialization.streams import NEW, Buffers
 from sessions.keyring.master import MasterKeys
 from sessions.keyring.ring import Keyring
 from sessions.rotate import reseal

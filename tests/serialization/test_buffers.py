@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serialization.streams import Scratch, Spares
+from serialization.buffers import Scratch, Spares
 
 
 @pytest.mark.parametrize("room", [0, 100, 1000, 10_000])
