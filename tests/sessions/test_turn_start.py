@@ -120,8 +120,8 @@ def test_every_member_with_windows_goes_back_exactly(family: str) -> None:
 
 
 def test_without_room_for_a_copy_it_is_read_again_and_said(make_windowed: MakeEngine) -> None:
-    """The store is no way back either: the reply filled the run of tokens that it began in, so that all of it was
-    stored anew, without what the reply had made memory forget."""
+    """The store is no way back either: the reply filled the run of tokens that it began in, so that all of
+    that was stored anew, without what the reply had made memory forget."""
     chat = begun(make_windowed(device_state_bytes=1000))
     ids = chat.ids
     hear(chat.say("and now the long one", LONGER))
