@@ -41,9 +41,9 @@ class Ahead(Generic[Item, Place, Result]):
 
     def take(self, index: int) -> Result:
         """Good until the next one is taken. Raises what the job of this item raises."""
-        if self._lent is not None:
-            self._free.append(self._lent)
-            self._lent = None
+        before, self._lent = self._lent, None  # in this order: nothing may ever have a place twice
+        if before is not None:
+            self._free.append(before)
         ready = self._running.pop(index, None)
         self._begin(range(index + 1, min(index + 2 + self._num_threads, len(self._items))))
         if ready is None:

@@ -15,6 +15,8 @@ from serialization.reading import Reader, Wanted
 
 #: Bytes of memory that is kept for the next reading: what one takes that reads chunks of 8 MB.
 _SPARES = Spares(2**26)
+#: Bytes that blobs may take which are fetched ahead out of a slow store, but for the first two.
+_AHEAD = 2**28
 
 
 class ArrivingRows:
@@ -28,6 +30,7 @@ class ArrivingRows:
         refs = [each.blob.ref for each in self._wanted if each.blob]
         made = _made_nbytes(max((ref.raw_nbytes for ref in refs), default=0))
         place = max((ref.nbytes for ref in refs), default=0) + made
+        workers = max(1, min(workers, _AHEAD // place))
         self._ahead = Ahead(self._unpacked, self._wanted, workers, lambda: _SPARES.lend(place))
         self._scratch = _SPARES.lend(made)
 

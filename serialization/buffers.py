@@ -83,6 +83,8 @@ class Spares:
     def give_back(self, scratches: Iterable[Scratch]) -> None:
         """Who had them has no view of them any more. The ones that came last are kept."""
         with self._lock:
-            self._kept += scratches
+            for scratch in scratches:
+                if scratch not in self._kept:
+                    self._kept.append(scratch)
             while sum(scratch.nbytes for scratch in self._kept) > self._budget:
                 del self._kept[0]

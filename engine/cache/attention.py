@@ -3,8 +3,8 @@
 The query heads of one key head are computed as rows of one product, so keys and values are never
 repeated, and the inner kernel works on matrices even for a single token: with 9 heads over 3 in bf16 at
 depth 1,024 it takes a sixth of the time of one product a head. Results depend on the values of q, k, v
-and the mask alone, not on where they lie. Another number of threads may move the last bits: of a prompt,
-and below 1,536 keys, a few heads over many keys are divided among the threads by key.
+and the mask alone, not on where they lie. Another number of threads may move the last bits: a few heads
+over many keys are divided among the threads by key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _WORTH, _COPYING = 1.25, 10.0
 _GATHERED = 2**19
 #: Keys of a part where a single token sees so many that they are taken in parts, which pays from three on:
 #: one step of the kernel, so that the threads have equal shares, and nothing to put together within a part.
-_PART, _FEWEST = 512, 3
+#: Where there would be too many they are larger instead: they overlap by a key for each of them at most.
+_PART, _FEWEST, _MOST = 512, 3, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _by_parts(rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     Parts overlap where the number of keys is no multiple of theirs, and a key is hidden in all but one.
     `torch` has no public function that tells these sums.
     """
-    count = -(-len(k) // _PART)
+    count = min(-(-len(k) // _PART), _MOST)
     step = len(k) // count
     size = len(k) - (count - 1) * step
     keys, values = (x.unfold(0, size, step).permute(0, 1, 3, 2) for x in (k, v))

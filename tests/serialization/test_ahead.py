@@ -51,6 +51,45 @@ def test_results_are_those_of_the_items_that_are_asked_for(workers: int, work: C
     assert len({id(place) for place in ahead.close()}) == places.made <= workers + 2
 
 
+def test_a_job_that_still_runs_for_nothing_has_its_place_to_itself() -> None:
+    """Who takes the items jumps ahead, over those that are being worked at."""
+
+    def slowly(item: int, place: list[int]) -> list[int]:
+        time.sleep(0.15 if item == 9 else 0.01)
+        place[:] = [item]
+        return place
+
+    ahead = Ahead(slowly, range(100), 4, list)
+    for index in range(9):
+        ahead.take(index)  # until four threads are at work, one of them for long
+    for index in range(60, 70):
+        result = ahead.take(index)
+        time.sleep(0.02)
+        assert result == [index]
+    ahead.close()
+
+
+def test_every_place_comes_back_also_of_jobs_that_were_not_taken() -> None:
+    ahead, places = squares(range(40), work=sleep)
+    ahead.take(0)
+    assert len(ahead.close()) == places.made == 3
+
+
+def test_no_place_is_had_twice_where_taking_is_broken_off() -> None:
+    class Interrupted(list[object]):
+        def append(self, place: object) -> None:
+            super().append(place)
+            raise KeyboardInterrupt
+
+    ahead, _ = squares(range(9))
+    ahead.take(0)
+    ahead._free = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        ahead.take(1)
+    found = ahead.close()
+    assert len({id(place) for place in found}) == len(found)
+
+
 def test_a_result_is_good_until_the_next_one_is_taken() -> None:
     ahead, _ = squares(range(50))
     for index in range(50):

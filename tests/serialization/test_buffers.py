@@ -39,6 +39,15 @@ def test_spare_memory_is_lent_to_one_at_a_time_and_again_when_it_is_given_back()
     assert spares.lend(200) is not first
 
 
+def test_what_is_given_back_twice_is_kept_once() -> None:
+    spares = Spares(1000)
+    scratch = spares.lend(100)
+    spares.give_back([scratch, scratch])
+    spares.give_back([scratch])
+    assert spares.lend(100) is scratch
+    assert spares.lend(100) is not scratch
+
+
 def test_the_smallest_that_has_room_is_lent() -> None:
     spares = Spares(1000)
     small, large, middle = (spares.lend(nbytes) for nbytes in (100, 500, 300))

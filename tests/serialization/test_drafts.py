@@ -121,6 +121,17 @@ def test_a_turn_writes_the_new_rows_of_the_draft_alone() -> None:
     expect_draft(read_state(store, second), 4050, TOKENS)
 
 
+def test_pieces_of_the_draft_alone_are_named_too() -> None:
+    """It lags behind, so that it is still in a run that its target has filled."""
+    store = CountingStore()
+    manifest = next_turn(store, 200, None, TOKENS, behind=100)
+    manifest = next_turn(store, 256, manifest, TOKENS, behind=50)
+    assert manifest.draft is not None
+    assert [(chunk.start, chunk.stop) for chunk in manifest.chunks] == [(0, 256)]
+    assert [(chunk.start, chunk.stop) for chunk in manifest.draft.chunks] == [(0, 100), (100, 206)]
+    assert manifest.features == ("draft", "pieces")
+
+
 def test_a_draft_that_has_not_grown_is_not_written_again() -> None:
     store = CountingStore()
     first = next_turn(store, 700, None, DRAFTED)

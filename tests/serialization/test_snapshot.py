@@ -239,6 +239,17 @@ def test_short_turns_make_pieces_until_the_chunk_is_full_and_then_it_is_the_one_
     assert [PIECES in manifest.features for manifest in turns] == [False, *[True] * 4, False, True]
 
 
+def test_a_run_that_is_filled_to_its_end_has_no_pieces() -> None:
+    turns = [bounds(manifest) for manifest, _ in turns_of(CountingStore(), (250, 256, 256, 260))]
+    assert turns == [[(0, 250)], [(0, 256)], [(0, 256)], [(0, 256), (256, 260)]]
+
+
+def test_a_save_of_nothing_new_writes_nothing_however_many_pieces_there_are() -> None:
+    lengths = [*range(10, 10 * MAX_PIECES + 1, 10), 10 * MAX_PIECES]
+    *_, (before, _), (manifest, written) = turns_of(CountingStore(), lengths, ATTENTION)
+    assert (written.num_blobs, manifest.chunks) == (0, before.chunks)
+
+
 def test_many_pieces_are_made_one_again() -> None:
     store = CountingStore()
     turns = [bounds(manifest) for manifest, _ in turns_of(store, range(10, 101, 10))]

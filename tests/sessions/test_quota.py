@@ -12,8 +12,10 @@ import pytest
 
 from engine.errors import QuotaExceeded
 from engine.runner import Engine
+from engine.state import PartKind, parts_of
 from serialization.blobs import Store
 from serialization.manifest import manifest_id
+from serialization.refs import BlobRef
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.quota import Quota, about_nbytes
@@ -304,12 +306,19 @@ def test_a_turn_takes_no_more_than_is_asked_for_it(family: str) -> None:
     manager = SessionManager(store, engine, policy(), quota=Asking(store, None))
     seq = engine.create()
     with closing(manager.create()) as session:
-        for length in (40, 300, 5, 700):
+        stored_before: set[BlobRef] = set()
+        synced = 0
+        for length in (40, 300, 5, 60, 120, 700):
             before = store.usage()
             engine.feed(seq, [number % 200 for number in range(length)])
             asked.clear()
             manager.save(session, seq, ())
             assert store.usage() - before <= sum(asked)
+            rows = {blob.ref for chunk in manager.manifest(session.id).chunks for blob in chunk.blobs}
+            new = sum(ref.raw_nbytes for ref in rows - stored_before)
+            if not parts_of(engine.layout, PartKind.WINDOW):  # what is kept of windows is guessed
+                assert new <= about_nbytes(engine.layout, 256, synced, engine.length(seq))
+            stored_before, synced = rows, engine.length(seq)
             about = about_nbytes(engine.layout, 256, 0, engine.length(seq))
             assert about <= sum(spec.row_nbytes for spec in engine.layout) * engine.length(seq)
     engine.close(seq)

@@ -122,7 +122,7 @@ def test_queries_give_equal_bits_wherever_they_begin(shape: tuple[int, int, int]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("depth", [1535, 1536, 1537, 2000, 2049, 2560])
+@pytest.mark.parametrize("depth", [1535, 1536, 1537, 2000, 2049, 2560, 17_001])
 def test_a_key_counts_once_however_many_there_are(
     depth: int, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
@@ -135,25 +135,6 @@ def test_a_key_counts_once_however_many_there_are(
     found = attend(q, k, v, None, Scoring(size**-0.5))
     assert found.dtype is dtype
     assert torch.allclose(found.double(), expected, rtol=0, atol=1e-6 if dtype is torch.float32 else 8e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_over_many_keys_a_token_has_the_same_bits_with_any_number_of_threads(
-    shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    heads, kv_heads, size = shape
-    make = torch.Generator().manual_seed(1)
-    k, v = torch.randn((2, 1999, kv_heads, size), generator=make).to(dtype)
-    q = torch.randn((1, heads, size), generator=make).to(dtype)
-    before, found = torch.get_num_threads(), []
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            found.append(attend(q, k, v, None, Scoring(size**-0.5)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(each, found[0]) for each in found)
 
 
 class Shuffled(CellTable):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from engine.errors import StoreError, StoreFull, StoreUnavailable
+from engine.errors import Corrupt, StoreError, StoreFull, StoreUnavailable
 from serialization.blobs import BlobClass, Store, blob_id
+from serialization.buffers import Scratch
 from tests.faults import IoFaults
 from tests.sessions.stores.benches import DiskBench
 
@@ -146,9 +149,43 @@ def test_a_put_that_failed_leaves_no_stray(call: str, faults: IoFaults, tmp_path
     bench.close()
 
 
-def test_a_short_write_is_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import os
+def test_a_short_read_is_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = DiskBench(tmp_path)
+    store, data = bench.open(), bytes(range(256)) * 40
+    blob = store.put(ROWS, data)
+    readv, calls = os.readv, []
 
+    def short(fd: int, buffers: list[memoryview]) -> int:
+        calls.append(len(buffers[0]))
+        return readv(fd, [buffers[0][:1000]])
+
+    monkeypatch.setattr(os, "readv", short)
+    assert bytes(store.get(blob)) == data
+    assert calls == list(range(len(data), 0, -1000))
+    bench.close()
+
+
+def test_a_file_that_gets_shorter_as_it_is_read_is_damage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not filled up with what the memory had before: here the very bytes that are missing."""
+    bench = DiskBench(tmp_path)
+    store, data = bench.open(), bytes(range(256)) * 40
+    blob = store.put(ROWS, data)
+    readv, scratch = os.readv, Scratch(2 * len(data))
+    scratch.take(len(data))[:] = np.frombuffer(data, np.uint8)
+    scratch.begin()
+
+    def shorter(fd: int, buffers: list[memoryview]) -> int:
+        return readv(fd, [buffers[0][:1000]]) if len(buffers[0]) == len(data) else 0
+
+    monkeypatch.setattr(os, "readv", shorter)
+    with pytest.raises(Corrupt):
+        store.get(blob, scratch)
+    bench.close()
+
+
+def test_a_short_write_is_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:7]))
     bench = DiskBench(tmp_path)
