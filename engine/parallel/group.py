@@ -1,8 +1,9 @@
 """Processes that hold one model together, over torch.distributed: gloo, or NCCL between GPUs.
 
-There are two channels. In the middle of a pass every rank waits for the others, and one that does not come
+There are three channels. In the middle of a pass every rank waits for the others, and one that does not come
 in time is lost. Between passes the others wait for rank 0's word as long as it takes: a user may think for
-hours, and a connection that closes ends the wait at once.
+hours, and a connection that closes ends the wait at once; but they take it at once, and rank 0 waits for that
+no longer than in a pass. And where some may still be loading all meet, however long that takes.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class DistGroup:
                 timeout=JOINING,
             )
             self._passes = dist.new_group(backend=backend, timeout=patience)
-            self._words = dist.new_group(backend="gloo", timeout=_FOREVER)
+            self._words = dist.new_group(backend="gloo", timeout=_FOREVER if share.rank else patience)
+            self._meeting = dist.new_group(backend="gloo", timeout=_FOREVER)
 
     @property
     def share(self) -> Share:
@@ -168,7 +170,7 @@ class DistGroup:
     def meet(self) -> None:
         """See `Group.meet`."""
         with self._watching():
-            dist.barrier(group=self._words)
+            dist.barrier(group=self._meeting)
 
     def close(self, why: str) -> None:
         """See `Group.close`."""

@@ -55,8 +55,9 @@ def test_a_job_that_still_runs_for_nothing_has_its_place_to_itself() -> None:
     """Who takes the items jumps ahead, over those that are being worked at."""
 
     def slowly(item: int, place: list[int]) -> list[int]:
-        time.sleep(0.15 if item == 9 else 0.01)
-        place[:] = [item]
+        for _ in range(40 if item == 9 else 2):
+            time.sleep(0.005)
+            place[:] = [item]
         return place
 
     ahead = Ahead(slowly, range(100), 4, list)

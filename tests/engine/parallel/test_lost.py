@@ -146,6 +146,55 @@ def test_between_passes_ranks_wait_longer_than_a_pass_may_take() -> None:
             group.close("it is over")
 
 
+HANGS = """
+import os
+import signal
+import sys
+from tests.engine.parallel.test_lost import joined
+group = joined(1, int(sys.argv[1]))
+assert group.hear() == b"first"
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+TELLS = """
+import sys
+from engine.errors import RankLost
+from tests.engine.parallel.test_lost import joined
+group = joined(0, int(sys.argv[1]))
+group.tell(b"first")
+try:
+    for _ in range(1000):
+        group.tell(bytes(5000))
+except RankLost as lost:
+    print(lost, flush=True)
+"""
+
+
+def joined(rank: int, port: int) -> DistGroup:
+    """The group of a process that has little patience."""
+    with loopback():
+        store = TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
+        return DistGroup(Share(rank, 2), store, patience=timedelta(seconds=1))
+
+
+def test_a_rank_that_does_not_listen_any_more_is_lost_as_well() -> None:
+    """It hung between two passes, so that nobody waits for its part, and it does not take what it is told."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        store = TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+        )
+    hangs = subprocess.Popen([sys.executable, "-c", HANGS, str(port)])
+    tells = subprocess.Popen([sys.executable, "-c", TELLS, str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert "a rank does not answer" in tells.communicate(timeout=3 * SOON)[0]
+    finally:
+        for process in (hangs, tells):
+            process.kill()
+            process.wait()
+    del store
+
+
 RANK_0 = """
 import sys
 from engine.config import EngineConfig
