@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import secrets
 import shutil
 import signal
 import socket
@@ -27,13 +28,18 @@ def find_redis_server() -> str | None:
     return found
 
 
+#: Below those that a system gives to connections that go out: one of these would hold the port just when a
+#: server that was killed starts again.
+_PORTS = range(12_000, 22_000)
+
+
 def free_port() -> int:
     """A port that was free a moment ago (its cluster bus, 10000 above, as well)."""
     while True:
-        with contextlib.closing(socket.socket()) as taken:
-            taken.bind(("127.0.0.1", 0))
-            port: int = taken.getsockname()[1]
-        if port < 55000:
+        port = secrets.choice(_PORTS)
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
+            for each in (port, port + 10_000):
+                taken.enter_context(socket.socket()).bind(("127.0.0.1", each))
             return port
 
 
