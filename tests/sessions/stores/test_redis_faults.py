@@ -84,8 +84,10 @@ def test_a_server_that_comes_back_in_time_is_not_noticed(server: RedisServer) ->
         (lambda: store.put(ROWS, b"x"), blob),
     ):
         server.kill()
-        threading.Timer(0.2, server.start).start()
+        starting = threading.Timer(0.2, server.start)
+        starting.start()
         assert act() == answer
+        starting.join()  # it still asks the server whether it is there, which must not be killed meanwhile
     assert store.read("head") == b"2"
     store.close()
 
