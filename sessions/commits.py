@@ -48,7 +48,6 @@ class Commits:
         """Another lease for one that is over. Raises `lost` while somebody else writes. That nobody wrote
         since is asked by the swap, which names the turn we stand at."""
         session.close()
-        session.unsure = None
         try:
             session.lease = self.lease(session.id)
         except LeaseHeld:
@@ -80,21 +79,23 @@ class Commits:
     def make_sure(self, session: Session) -> bool:
         """Learn whether the last commit took place, if its answer was lost: True if it did, and is durable.
 
-        It is asked for by a swap that changes nothing, which the store acknowledges as it does any other.
-        Raises StoreError, and then it is as unsure as before.
+        It is asked for by a swap that changes nothing, which the store acknowledges as it does any other;
+        under another lease where ours ended meanwhile. Raises StoreError, LeaseLost, and then it is as unsure
+        as before.
         """
         unsure = session.unsure
         if unsure is None:
             return False
-        value, held = unsure.blob.encode(), True
+        value = unsure.blob.encode()
         try:
             there = session.lease.swap(unsure.ref, value, value)
-        except LeaseLost:
-            there, held = self._store.read(unsure.ref) == value, False
+        except LeaseLost as lost:
+            self.take_again(session, lost)
+            there = session.lease.swap(unsure.ref, value, value)
         if there:
             session.entry, session.synced = unsure, unsure.manifest.length
         session.unsure = None
-        return there and held
+        return there
 
     def swap(self, session: Session, new: bytes | None) -> None:
         """Raises StaleSession, LeaseLost; SessionNotFound where the stored turn is gone."""

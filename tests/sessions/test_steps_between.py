@@ -116,6 +116,47 @@ def test_a_chat_whose_lease_was_taken_and_given_back_is_saved_if_nobody_wrote(
     assert isinstance(say(chat, "four"), StaleSession)
 
 
+def unsure(engine: Engine) -> tuple[LostAnswers, Conversation]:
+    """A chat whose second turn was committed, though nobody was told; and then its lease ended."""
+    store = LostAnswers()
+    chat = Conversation.new(SessionManager(store, engine))
+    assert say(chat, "one") is None
+    store.lost = True
+    assert isinstance(say(chat, "two"), StoreUnavailable)
+    store.lost = False
+    held = store.read(f"lease/{chat.session.id}")
+    assert store.swap(f"lease/{chat.session.id}", held, None)
+    return store, chat
+
+
+def test_a_turn_whose_answer_was_lost_is_committed_once_also_where_its_lease_ended(engine: Engine) -> None:
+    store, chat = unsure(engine)
+    num_blobs = len(list(store.list_blobs()))
+    saved = chat.save()
+    assert (saved.generation, saved.blobs_written, saved.bytes_written) == (2, 0, 0)
+    assert len(list(store.list_blobs())) == num_blobs
+    assert say(chat, "three") is None
+    assert chat.session.generation == 3
+
+
+def test_while_another_has_the_lease_it_stays_unknown_and_is_found_out_later(engine: Engine) -> None:
+    store, chat = unsure(engine)
+    other = SessionManager(store, engine, holder="other").open(chat.session.id)
+    with pytest.raises(LeaseLost):
+        chat.save()
+    other.close()
+    assert chat.save().generation == 2
+    assert say(chat, "three") is None
+    assert len(chat.session.manifest.messages) == 6  # type: ignore[union-attr]
+
+
+def test_what_another_wrote_over_a_turn_whose_answer_was_lost_is_not_overwritten(engine: Engine) -> None:
+    store, chat = unsure(engine)
+    SessionManager(store, engine, holder="other").rewind(chat.session.id)
+    with pytest.raises(StaleSession):
+        chat.save()
+
+
 def test_closing_while_the_store_is_away_is_no_error(engine: Engine) -> None:
     store = FaultyStore(MemoryStore())
     chat = Conversation.new(SessionManager(store, engine))
