@@ -13,6 +13,7 @@ from engine.runner import Engine
 from sessions.manager import SessionManager
 from sessions.policy import Policy
 from sessions.stores.disk import DiskStore
+from tests.sessions.clock import Clock
 from tests.tiny import write_tiny
 
 MakeEngine = Callable[..., Engine]
@@ -41,6 +42,11 @@ def make_engine(tiny_path: Path) -> MakeEngine:
 @pytest.fixture
 def engine(make_engine: MakeEngine) -> Engine:
     return make_engine()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

@@ -15,21 +15,9 @@ from sessions.manager import SessionManager
 from sessions.names import SESSIONS, session_ref
 from sessions.policy import Policy
 from sessions.stores.memory import MemoryStore
+from tests.sessions.clock import Clock
 
 GRACE, LEASE = 100.0, 10.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -12,19 +12,7 @@ from engine.errors import IndexDamaged, LeaseHeld, LeaseLost
 from sessions.lease import LEASES, KeepAlive, acquire, read_lease
 from sessions.stores.memory import MemoryStore
 from tests.faults import FaultyStore
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.sessions.clock import Clock
 
 
 @pytest.fixture
@@ -61,10 +49,10 @@ def test_the_default_holder_says_which_process(store: MemoryStore) -> None:
 
 def test_a_lease_ends_by_itself_and_its_taker_has_a_higher_fence(store: MemoryStore, clock: Clock) -> None:
     first = acquire(store, "s1", "crashed", seconds=30)
-    clock.time += 29.9
+    clock.now += 29.9
     with pytest.raises(LeaseHeld):
         acquire(store, "s1", "next")
-    clock.time += 0.1
+    clock.now += 0.1
     second = acquire(store, "s1", "next", seconds=30)
     assert second.fence == first.fence + 1
     for act in (first.verify, first.renew, lambda: first.swap("x", None, b"late")):
@@ -80,7 +68,7 @@ def test_fences_rise_over_releases_too(store: MemoryStore, clock: Clock) -> None
     for _ in range(5):
         with acquire(store, "s1", "same holder") as lease:
             fences.append(lease.fence)
-        clock.time += 0.001
+        clock.now += 0.001
     assert fences == sorted(set(fences))
 
 
@@ -105,19 +93,19 @@ def test_a_swap_under_the_lease_compares_as_well(store: MemoryStore) -> None:
 def test_renewal_moves_the_end_and_the_guard(store: MemoryStore, clock: Clock) -> None:
     lease = acquire(store, "s1", "me", seconds=30)
     stale = lease.guard
-    clock.time += 20
+    clock.now += 20
     lease.renew()
-    assert lease.until == clock.time + 30
+    assert lease.until == clock.now + 30
     assert not store.swap("x", None, b"1", guard=stale)
     assert store.swap("x", None, b"1", guard=lease.guard)
-    clock.time += 29
+    clock.now += 29
     with pytest.raises(LeaseHeld):
         acquire(store, "s1", "other")
 
 
 def test_an_ended_lease_that_nobody_took_can_be_renewed(store: MemoryStore, clock: Clock) -> None:
     lease = acquire(store, "s1", "slow", seconds=30)
-    clock.time += 300
+    clock.now += 300
     assert lease.swap("x", None, b"still alone")
     lease.renew()
     with pytest.raises(LeaseHeld):

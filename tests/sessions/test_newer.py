@@ -19,6 +19,7 @@ from sessions.restore import Reason
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
 from tests.serialization.spelling import record_of, written
+from tests.sessions.clock import Clock
 
 NEWER = pytest.mark.parametrize(
     ("how", "error", "named"),
@@ -31,17 +32,9 @@ GRACE = 100.0
 GREEDY = Policy(lease=10, grace=GRACE, session_ttl=1.0, rows_ttl=1.0, budget=0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 2_000_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(2_000_000_000.0)
 
 
 @pytest.fixture

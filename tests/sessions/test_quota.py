@@ -28,8 +28,8 @@ from sessions.stores.sealing import sealed_store
 from sessions.stores.tiered import CacheTier, TieredStore
 from tests.exact.members import open_member
 from tests.redis_server import RedisServer
+from tests.sessions.clock import Clock
 from tests.sessions.sealing import ring
-from tests.sessions.test_gc import Clock
 
 GRACE = 100.0
 

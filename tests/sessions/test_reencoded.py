@@ -234,17 +234,23 @@ def test_a_session_keeps_the_size_of_its_chunks_and_shares_its_past(
     assert other.check().problems == ()
 
 
-@pytest.mark.parametrize("at", [1, 200, 256, 300])
-def test_cut_it_goes_on_as_if_it_had_been_no_longer(at: int) -> None:
-    engine = open_member("llama", "bf16", **SETTINGS)
-    manager = SessionManager(MemoryStore(), engine, POLICY)
-    manifest, seq = saved(manager)
+def expect_cut_to_go_on(manager: SessionManager, manifest: Manifest, seq: SeqId, at: int) -> None:
+    """What is stored, cut to `at` tokens, says next what the live sequence does that goes back to there."""
+    engine = manager.engine
     engine.rewind(seq, at)
     live = logits(engine, seq)
     forget(engine, seq)
     other = SessionManager(MemoryStore(), engine, POLICY)
     seq = resumed(other, begun(other, reencode(manager.store, manifest, other.store, Reencoding(cut=at))))
     assert torch.equal(logits(engine, seq), live)
+
+
+@pytest.mark.parametrize("at", [1, 200, 256, 300])
+def test_cut_it_goes_on_as_if_it_had_been_no_longer(at: int) -> None:
+    engine = open_member("llama", "bf16", **SETTINGS)
+    manager = SessionManager(MemoryStore(), engine, POLICY)
+    manifest, seq = saved(manager)
+    expect_cut_to_go_on(manager, manifest, seq, at)
 
 
 def test_cut_at_a_checkpoint_a_recurrent_session_goes_on() -> None:
@@ -254,12 +260,7 @@ def test_cut_at_a_checkpoint_a_recurrent_session_goes_on() -> None:
     at = manifest.checkpoints[0].position
     assert 0 < at < manifest.length
     assert not can_resume_at(manifest, at + 1)
-    engine.rewind(seq, at)
-    live = logits(engine, seq)
-    forget(engine, seq)
-    other = SessionManager(MemoryStore(), engine, POLICY)
-    seq = resumed(other, begun(other, reencode(manager.store, manifest, other.store, Reencoding(cut=at))))
-    assert torch.equal(logits(engine, seq), live)
+    expect_cut_to_go_on(manager, manifest, seq, at)
 
 
 def test_without_window_rows_of_earlier_turns_only_the_end_is_gone_on_from() -> None:

@@ -24,20 +24,9 @@ from sessions.stores.open import open_store
 from sessions.stores.redis import RedisStore
 from sessions.stores.tenants import stored_tenants
 from tests.redis_server import RedisServer
+from tests.sessions.clock import Clock
 
 DAY = 86400.0
-
-
-class Clock:
-    now = 1_000_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from sessions.policy import Policy
 from sessions.stores.memory import MemoryStore
 from sessions.uses import USES
 from tests.faults import FaultyStore
-from tests.sessions.test_gc import Clock, save
+from tests.sessions.clock import Clock
+from tests.sessions.test_gc import save
 
 DAY = 86400.0
 

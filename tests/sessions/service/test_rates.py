@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from sessions.service.config import ServiceConfig
 from sessions.service.rates import Rate
+from tests.sessions.clock import Clock
 from tests.sessions.service.fake import FakeBackend, Script
 from tests.sessions.service.serving import served
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_rate_gives_a_minutes_worth_and_then_as_it_comes_back() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     rate = Rate(6, clock)
     for _ in range(6):
         assert rate.wait("ann") is None

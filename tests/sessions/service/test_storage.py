@@ -22,10 +22,10 @@ from sessions.service.storage import Storage
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryStore
 from sessions.stores.open import open_store
+from tests.sessions.clock import Clock
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.hearing import SHORT, T, heard, user, wait_for
 from tests.sessions.service.serving import served
-from tests.sessions.test_gc import Clock
 
 
 def test_bytes_are_told_by_tier_and_by_tenant(make_engine: MakeEngine, tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from sessions.service.sweeper import SWEEPER, Sweeper, Swept, sweep
 from sessions.stores.disk import DiskStore
 from sessions.stores.memory import MemoryBacking, MemoryStore
 from tests.faults import FaultyStore
+from tests.sessions.clock import Clock
 from tests.sessions.conftest import MakeEngine
 from tests.sessions.service.hearing import SHORT, T, heard, user, wait_for
 from tests.sessions.service.serving import served
 from tests.sessions.service.test_serve import begin, serving
-from tests.sessions.test_gc import Clock, save
+from tests.sessions.test_gc import save
 
 EVERY = 600.0
 POLICY = Policy(lease=10, grace=100, session_ttl=1000.0)
